@@ -1,0 +1,117 @@
+"""The commands. Exit codes: 0 done, 1 the run failed, 2 bad usage or config, 130 interrupted (state saved).
+
+A problem of the user's input is found before any process starts and printed as one sentence each. Nothing heavy is
+imported until a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import offbeat
+from offbeat.errors import ConfigError, OffbeatError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training in which generation and training overlap.",
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override config keys, e.g. trainer.lr=1e-5.")
+]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"offbeat {offbeat.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction] (typer calls it)
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default: runs/<config name>-<time>.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model."""
+    from offbeat import build
+    from offbeat.config import load_config
+
+    build.train(load_config(config, overrides or ()), name=config.stem, run_dir=run_dir, quiet=quiet)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its newest complete checkpoint."""
+    from offbeat import build
+
+    build.resume(run, overrides or (), quiet=quiet)
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="CONFIG|RUN", help="A TOML file, or the folder of a run.")],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint of the run; default: the newest.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Evaluate a model, or a checkpoint of a run, on the [[eval]] sets."""
+    from offbeat import build
+
+    build.evaluate(target, overrides or (), step=step, quiet=quiet)
+
+
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show the token ids of the prompt.")] = False,
+) -> None:
+    """Check a config and its data without starting anything: a prompt, stop ids, batch arithmetic, memory."""
+    from offbeat.check import check as run_check
+    from offbeat.config import load_config
+
+    run_check(load_config(config, overrides or ()), tokens=tokens)
+
+
+def main() -> None:
+    """Entry point of the `offbeat` command."""
+    try:
+        app()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OffbeatError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

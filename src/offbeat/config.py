@@ -1,0 +1,541 @@
+"""The configuration: TOML → frozen models. Precedence: default < recipe < file < `key=value`.
+
+Every problem of a file is found in one pass and reported as one sentence with the key, the value seen, the rule and
+the next step. Importing this module loads no torch. Paths are made absolute against the folder of the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from offbeat.errors import ConfigError
+from offbeat.types import Sampling
+
+Json: TypeAlias = dict[str, Any]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Index: TypeAlias = Annotated[int, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+Recipe: TypeAlias = Literal["grpo", "dr_grpo"]
+Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SamplingSection(Section):
+    """How completions are sampled."""
+
+    max_new_tokens: Count = 256
+    """Longest completion, in tokens."""
+    temperature: Positive = 1.0
+    """Logits are divided by it, in the engine and in the trainer."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus; 1 is off. Truncation is replayed by the trainer, and tokens outside its own nucleus are masked."""
+    top_k: Index = 0
+    """0 is off."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """0 is off."""
+    stop_token_ids: tuple[Index, ...] = ()
+    """Added to the stop ids of the tokenizer and the generation config."""
+    chat_template: Text | None = None
+    """A Jinja file to use in place of the tokenizer's own chat template."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Passed to the chat template by name, e.g. `enable_thinking = false`."""
+
+    def resolve(self, stop_token_ids: Sequence[int]) -> Sampling:
+        """The value that travels to the engines, with the model's stop ids merged in."""
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            stop_token_ids=tuple(sorted({*stop_token_ids, *self.stop_token_ids})),
+        )
+
+
+class DataSection(Section):
+    """One source of prompts: `[[data]]`."""
+
+    name: Name = "data"
+    """Names the source in ids, samples and metrics; unique."""
+    source: Text
+    """`file.jsonl`, `file.parquet`, a folder saved by `datasets`, `hf://owner/name[/config]/split[@revision]`, or
+    `reasoning_gym:task`."""
+    options: dict[str, Any] = {}
+    """For `reasoning_gym:` the task's own parameters, e.g. `{ size = 2000, min_terms = 2 }`."""
+    prompt: Text = "prompt"
+    """Column with the prompt: text, or a list of chat messages."""
+    answer: Text | None = None
+    """Column given to reward functions as `answer`."""
+    format: Literal["chat", "text"] = "chat"
+    """`chat` renders the chat template; `text` takes the prompt as it is."""
+    system: Text | None = None
+    """A system message put before the prompt (`chat` only)."""
+    rewards: dict[str, float] = {}
+    """Reward function → weight. `file.py:function`, `package.module:function`, `reasoning_gym` or `math_verify`."""
+    weight: Positive = 1.0
+    """Share of this source in the mix, relative to the others."""
+    max_prompt_tokens: Count = 1024
+    """Longer prompts are handled as `over_long` says."""
+    over_long: Literal["drop", "error"] = "drop"
+    """`drop` leaves over-long prompts out and says how many."""
+    shuffle: bool = True
+    """Order is a function of (seed, epoch)."""
+
+
+class EvalSection(Section):
+    """One held-out set: `[[eval]]`. Columns, format and rewards default to those of the first `[[data]]`."""
+
+    name: Name = "eval"
+    source: Text
+    options: dict[str, Any] = {}
+    prompt: Text | None = None
+    answer: Text | None = None
+    format: Literal["chat", "text"] | None = None
+    system: Text | None = None
+    rewards: dict[str, float] | None = None
+    every_steps: Index = 0
+    """Evaluate every n steps; 0: at the start and at the end only."""
+    samples_per_prompt: Count = 1
+    max_prompts: Count | None = None
+    """Take the first n rows only."""
+    max_prompt_tokens: Count | None = None
+    temperature: Positive | None = None
+    """Sampling fields default to those of `[sampling]`."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Index | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    max_new_tokens: Count | None = None
+    pass_threshold: float = 1.0
+    """A sample passes when its reward is at least this (for pass@k)."""
+
+
+class WarmupSection(Section):
+    """Supervised steps before reinforcement learning: `[warmup]`."""
+
+    source: Text
+    """As in `[[data]]`."""
+    options: dict[str, Any] = {}
+    prompt: Text = "prompt"
+    answer: Text = "answer"
+    """Column with the continuation to imitate; the end-of-text id is added."""
+    format: Literal["chat", "text"] = "chat"
+    steps: Count
+    samples_per_step: Count = 64
+    lr: Positive = 1e-5
+
+
+class RolloutSection(Section):
+    """The engines: `[rollout]`."""
+
+    engine: Literal["hf"] = "hf"
+    """`hf`: offbeat's own sampler on top of transformers."""
+    replicas: Count = 1
+    """Engine processes; prompts are spread over them by a fixed rule."""
+    python: Text | None = None
+    """Interpreter of the engine processes; default: the one that runs offbeat."""
+    device: Text = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, `npu:0`, …"""
+    dtype: Dtype | None = None
+    """Of the engine's weights; default: the trainer's compute dtype."""
+    max_rows: Count = 256
+    """Samples that an engine computes at once; memory only."""
+    threads: Count | None = None
+    """CPU threads an engine; default: the cores shared out evenly."""
+
+
+class TrainerSection(Section):
+    """The trainer: `[trainer]`."""
+
+    lr: Positive = 1e-6
+    """Peak learning rate of AdamW."""
+    warmup_steps: Index = 10
+    """Updates over which the learning rate rises linearly."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stay, or fall to `min_lr_ratio` of the peak by the last update."""
+    min_lr_ratio: Fraction = 0.0
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global L2 norm."""
+    micro_batch_tokens: Count = 16384
+    """Padded tokens of one forward and backward; memory only, never changes the gradient."""
+    dtype: Dtype = "bfloat16"
+    """Compute dtype; master weights and optimizer state are float32 always, and so are logits."""
+    gradient_checkpointing: bool = False
+    device: Text = "auto"
+    threads: Count | None = None
+    """CPU threads; default: the cores shared out evenly."""
+    max_skipped_updates: Count = 5
+    """The run stops after this many updates in a row with a non-finite gradient."""
+
+
+class LossSection(Section):
+    """The policy loss: `[loss]`. A recipe sets these; any of them can be overridden."""
+
+    scale_by_std: bool = True
+    """Divide advantages by the standard deviation of their group (GRPO); off in Dr. GRPO."""
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.28
+    """The ratio to the sampling policy is clipped to [1 - clip_low, 1 + clip_high]."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bound on the loss of tokens with a negative advantage; none when null."""
+    aggregation: Aggregation = "token_mean"
+    """`token_mean`: over all tokens of the update. `sequence_mean`: of each sample's token mean. `constant`: sum over
+    tokens divided by samples × max_new_tokens (Dr. GRPO)."""
+
+
+class RewardsSection(Section):
+    """Where reward functions run: `[rewards]`."""
+
+    workers: Count = 1
+    """Processes that run reward functions."""
+    timeout_s: Positive = 10.0
+    """Wall-clock limit for one sample; the worker is killed and the sample's value counts as an error."""
+    max_error_fraction: Fraction = 0.2
+    """The run stops when a larger share of a batch's scores are errors."""
+
+
+class WeightsSection(Section):
+    """How weights get from the trainer to the engines: `[weights]`."""
+
+    backend: Text = "gloo"
+    """A collective backend: `gloo`, `nccl`, `hccl`, `xccl`, or one registered with torch."""
+    host: Text = "127.0.0.1"
+    """Address of the transfer's listener: IPv4, IPv6 (`::1`, `[fd00::1]`, `fe80::1%eth0`) or a name. No wildcard."""
+    bucket_mib: Positive = 64.0
+    """Tensors are packed into buckets of this size; two of them are held at once."""
+    timeout_s: Positive = 300.0
+    """One sync, from rendezvous to commit."""
+    stall_s: Positive = 30.0
+    """A single transfer operation."""
+    parity_every: Index = 20
+    """Compare the engines' logprobs with the trainer's at the first sync and every n-th; 0: first only."""
+    parity_tolerance: Positive | None = None
+    """Largest |logprob difference|; default 1e-3 for float32, for bfloat16 three times the gap of the first sync
+    (at most 0.5)."""
+
+
+class CheckpointSection(Section):
+    """What is saved: `[checkpoint]`."""
+
+    every_steps: Index = 0
+    """0: at the end (and when interrupted) only."""
+    keep_last: Count = 2
+
+
+class LimitsSection(Section):
+    """How long anything may take before it is called dead: `[limits]`."""
+
+    start_s: Positive = 300.0
+    """From the start of a process to its first sign of life with its model loaded."""
+    heartbeat_s: Positive = 10.0
+    """Silence of a process's input/output thread."""
+    stall_s: Positive = 120.0
+    """A busy worker without progress (no token, no micro-batch)."""
+    generate_s: Positive = 3600.0
+    update_s: Positive = 3600.0
+
+
+class Config(Section):
+    """A run. See docs/configuration.md."""
+
+    model: Text
+    """A folder, or a hub id (with `revision`)."""
+    revision: Text | None = None
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`random` takes only config and tokenizer from the model folder, and trains from scratch."""
+    recipe: Recipe = "grpo"
+    steps: Count
+    prompts_per_step: Count
+    samples_per_prompt: Annotated[int, Field(ge=2)] = 8
+    """Size of a group; samples per step = prompts_per_step × samples_per_prompt."""
+    max_staleness: Literal[0, 1] = 1
+    """0: on-policy. 1: one step off-policy."""
+    updates_per_step: Count = 1
+    """Optimizer updates a step; prompts are split evenly."""
+    epochs_per_batch: Count = 1
+    """Passes over each batch; `updates_per_step` is counted within a pass."""
+    seed: Index = 0
+    sampling: SamplingSection = SamplingSection()
+    data: tuple[DataSection, ...]
+    eval: tuple[EvalSection, ...] = ()
+    warmup: WarmupSection | None = None
+    rollout: RolloutSection = RolloutSection()
+    trainer: TrainerSection = TrainerSection()
+    loss: LossSection = LossSection()
+    rewards: RewardsSection = RewardsSection()
+    weights: WeightsSection = WeightsSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    limits: LimitsSection = LimitsSection()
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def engine_dtype(self) -> Dtype:
+        return self.rollout.dtype or self.trainer.dtype
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        problems = [*_batch_problems(self), *_data_problems(self), *_host_problems(self.weights.host)]
+        if problems:
+            raise ConfigError(*problems)
+        return self
+
+
+def _batch_problems(config: Config) -> list[str]:
+    if config.updates_per_step > config.prompts_per_step:
+        return [
+            f"updates_per_step = {config.updates_per_step} is more than prompts_per_step = {config.prompts_per_step}: "
+            "each update needs at least one prompt; lower it or raise prompts_per_step."
+        ]
+    return []
+
+
+def _data_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    if not config.data:
+        problems.append(
+            "data: no source of prompts; add a `[[data]]` section with source, prompt and rewards."
+        )
+    names = [section.name for section in config.data]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(
+            f"data: {names.count(name)} sources are named {name!r}; give each `[[data]]` its own `name`."
+        )
+    names = [section.name for section in config.eval]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(
+            f"eval: {names.count(name)} sets are named {name!r}; give each `[[eval]]` its own `name`."
+        )
+    for section in config.data:
+        if not section.rewards:
+            problems.append(
+                f"data.{section.name}.rewards: empty; name at least one function, e.g. "
+                'rewards = { "rewards.py:correct" = 1.0 }.'
+            )
+        if section.system is not None and section.format == "text":
+            problems.append(
+                f'data.{section.name}.system: only for format = "chat"; remove it or change the format.'
+            )
+    return problems
+
+
+def _host_problems(host: str) -> list[str]:
+    if host.strip("[]") in {"0.0.0.0", "::", "*", ""}:
+        return [
+            f"weights.host = {host!r} is a wildcard, which nobody can connect to; give an address of this host, "
+            "e.g. 127.0.0.1 or ::1."
+        ]
+    return []
+
+
+# What a recipe sets: only differences from the defaults.
+RECIPES: Mapping[str, Json] = {
+    "grpo": {},
+    "dr_grpo": {"loss": {"scale_by_std": False, "aggregation": "constant"}},
+}
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply `key=value` overrides. Raises `ConfigError` with every problem found."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else "; give the path of a TOML file."
+        raise ConfigError(f"config {path}: no such file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
+    return parse_config(raw, overrides, folder=path.resolve().parent)
+
+
+def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
+    """Build a config from plain values (as TOML gives them). Relative paths are taken from `folder`."""
+    problems: list[str] = []
+    given = json.loads(json.dumps(raw, default=str))
+    for override in overrides:
+        problem = _apply_override(given, override)
+        if problem:
+            problems.append(problem)
+    recipe = given.get("recipe", "grpo")
+    merged = _merge(RECIPES[recipe], given) if isinstance(recipe, str) and recipe in RECIPES else given
+    try:
+        config = Config.model_validate_json(json.dumps(merged))
+    except ValidationError as error:
+        problems.extend(_sentences(error, merged))
+        raise ConfigError(*problems) from None
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from None
+    if problems:
+        raise ConfigError(*problems)
+    return _absolute(config, folder or Path.cwd())
+
+
+def _apply_override(values: Json, override: str) -> str | None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        return f"override {override!r}: write key=value, e.g. trainer.lr=1e-5."
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    here: Any = values
+    *parents, last = key.strip().split(".")
+    for part in parents:
+        if isinstance(here, list):
+            if not part.isdigit() or int(part) >= len(here):
+                return f"override {override!r}: {part!r} is not one of the {len(here)} entries (0 to {len(here) - 1})."
+            here = here[int(part)]
+        else:
+            here = here.setdefault(part, {})
+        if not isinstance(here, dict | list):
+            return f"override {override!r}: {part!r} is not a section."
+    if isinstance(here, list):
+        return f"override {override!r}: name the entry, e.g. data.0.{last}=…"
+    here[last] = value
+    return None
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Json:
+    merged: Json = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _sentences(error: ValidationError, values: Json) -> list[str]:
+    """One sentence for each problem: key, value seen, rule, next step."""
+    sentences: list[str] = []
+    for problem in error.errors(include_url=False):
+        if isinstance(cause := problem.get("ctx", {}).get("error"), ConfigError):
+            sentences.extend(cause.problems)
+            continue
+        where = ".".join(str(part) for part in problem["loc"])
+        seen = problem.get("input")
+        match problem["type"]:
+            case "extra_forbidden":
+                sentences.append(_unknown_key(problem["loc"]))
+            case "missing":
+                sentences.append(f"{where}: missing; it has no default, so give it a value.")
+            case _:
+                rule = problem["msg"].removeprefix("Value error, ")
+                sentences.append(
+                    f"{where} = {json.dumps(seen, default=str)[:200]}: {rule[0].lower()}{rule[1:]}."
+                )
+    return sentences
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    where = ".".join(str(part) for part in location)
+    section = section_at(location[:-1])
+    known = list(section.model_fields)
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    if near:
+        return f"{where}: unknown key; did you mean `{near[0]}`?"
+    elsewhere = [path for path in config_fields() if path.split(".")[-1] == location[-1]]
+    if elsewhere:
+        return f"{where}: unknown key here; it belongs to `{elsewhere[0]}`."
+    return f"{where}: unknown key; known here: {', '.join(known)}."
+
+
+def section_at(location: Sequence[int | str]) -> type[Section]:
+    """The section class at a path such as `("data", 0)`."""
+    here: type[Section] = Config
+    for part in location:
+        if isinstance(part, str) and part in here.model_fields:
+            found = _section_of(here.model_fields[part].annotation)
+            here = found or here
+    return here
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    for argument in get_args(annotation):
+        found = _section_of(argument)
+        if found:
+            return found
+    return None
+
+
+def config_fields() -> list[str]:
+    """Every leaf key as a dotted path, in order of definition; lists of sections are written `data[].source`."""
+    return list(_fields_of(Config, ""))
+
+
+def _fields_of(section: type[Section], prefix: str) -> list[str]:
+    names: list[str] = []
+    for name, field in section.model_fields.items():
+        inner = _section_of(field.annotation)
+        if inner is None:
+            names.append(prefix + name)
+        else:
+            mark = "[]." if "tuple" in str(field.annotation) else "."
+            names.extend(_fields_of(inner, f"{prefix}{name}{mark}"))
+    return names
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    """Make paths absolute where they exist next to the file; everything else (hub ids, modules) stays."""
+
+    def path(text: str) -> str:
+        candidate = folder / Path(text).expanduser()
+        looks_like_path = text.startswith(("./", "../", "/", "~")) or candidate.exists()
+        return str(candidate.resolve()) if looks_like_path else text
+
+    def source(text: str) -> str:
+        if text.startswith(("hf://", "reasoning_gym:")):
+            return text
+        return str((folder / Path(text).expanduser()).resolve())
+
+    def rewards(functions: dict[str, float] | None) -> dict[str, float] | None:
+        if functions is None:
+            return None
+        resolved: dict[str, float] = {}
+        for name, weight in functions.items():
+            file, separator, function = name.rpartition(":")
+            is_file = bool(separator) and file.endswith(".py")
+            resolved[f"{(folder / Path(file).expanduser()).resolve()}:{function}" if is_file else name] = (
+                weight
+            )
+        return resolved
+
+    data = tuple(
+        d.model_copy(update={"source": source(d.source), "rewards": rewards(d.rewards)}) for d in config.data
+    )
+    evals = tuple(
+        e.model_copy(update={"source": source(e.source), "rewards": rewards(e.rewards)}) for e in config.eval
+    )
+    warmup = config.warmup and config.warmup.model_copy(update={"source": source(config.warmup.source)})
+    template = config.sampling.chat_template
+    sampling = config.sampling.model_copy(
+        update={"chat_template": template and str((folder / template).resolve())}
+    )
+    python = config.rollout.python
+    rollout = config.rollout.model_copy(update={"python": python and path(python)})
+    changed = {"model": path(config.model), "data": data, "eval": evals, "warmup": warmup, "rollout": rollout}
+    return config.model_copy(update={**changed, "sampling": sampling})

@@ -1,0 +1,70 @@
+"""An estimate of what a run needs in memory, from shapes alone: nothing is loaded or started. No torch here.
+
+Trainer: float32 master weights, gradients and two AdamW moments (16 bytes a parameter), the compute copy, the
+activations of one micro-batch (34·h bytes a token and layer at two bytes a number without recomputation:
+Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without its attention term, which SDPA does not store), and three
+copies of its float32 logits. Engine: weights, the KV cache of `max_rows` samples of full length. Both: two buckets.
+It leaves out what libraries and allocators add; expect ±30 %.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from offbeat.config import Config
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the estimate needs to know of a model."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes."""
+
+    trainer: int
+    engine: int
+
+
+def estimate_memory(config: Config, shape: ModelShape, max_prompt_tokens: int) -> MemoryEstimate:
+    compute_bytes = 2 if config.trainer.dtype == "bfloat16" else 4
+    engine_bytes = 2 if config.engine_dtype == "bfloat16" else 4
+    tokens = config.trainer.micro_batch_tokens
+    layers = 1 if config.trainer.gradient_checkpointing else shape.layers
+    activations = tokens * (34 * shape.hidden * layers * compute_bytes // 2 + 2 * shape.hidden * shape.layers)
+    logits = tokens * shape.vocab * 4 * 3
+    copies = shape.parameters * compute_bytes if compute_bytes == 2 else 0
+    buckets = round(2 * config.weights.bucket_mib * 2**20)
+    length = max_prompt_tokens + config.sampling.max_new_tokens
+    rows = min(config.rollout.max_rows, -(-config.samples_per_step // config.rollout.replicas))
+    cache = rows * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * engine_bytes
+    return MemoryEstimate(
+        trainer=shape.parameters * 16 + copies + activations + logits + buckets,
+        engine=shape.parameters * engine_bytes + cache + rows * shape.vocab * 4 * 2 + buckets,
+    )
+
+
+def read_shape(model: str, revision: str | None) -> ModelShape:
+    """Shapes from the model's config alone; the model is never allocated (torch's meta device)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, revision=revision)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return ModelShape(
+        parameters=parameters,
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocab=text.vocab_size,
+    )

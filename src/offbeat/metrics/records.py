@@ -1,0 +1,184 @@
+"""The record of a step: one JSON object for metrics.jsonl, from the values that the step left behind. Pure.
+
+Every key of `REQUIRED` is in every record; what was not measured is null. JSON has no NaN and no infinity: such a
+number is written as null and its key is listed in `nonfinite`, so that "not measured" and "not a number" stay apart.
+docs/metrics.md explains each key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from offbeat.metrics.evaluation import EvalResult
+from offbeat.metrics.overlap import overlap, seconds_of
+from offbeat.metrics.parts import part_means
+from offbeat.metrics.spans import Window
+from offbeat.ports import SyncReport
+from offbeat.rpc.messages import UpdateResult
+from offbeat.types import Batch, Scored
+
+Json: TypeAlias = dict[str, Any]
+
+SPREAD_TOLERANCE = 1e-9
+"""Rewards of a group are equal when they differ by less, relative to the largest (or 1): as in the advantages, which
+cannot be imported here because they need torch; a test holds the two together."""
+
+FROM_TRAINER = (
+    "loss",
+    "lr",
+    "grad_norm",
+    "entropy",
+    "kl_reference",
+    "kl_engine_trainer",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "ratio_mean",
+    "ratio_max",
+    "ess",
+)
+"""Taken from `UpdateResult.metrics` under these names; null where the trainer does not give one."""
+
+REQUIRED = (
+    "step",
+    "weights_version",
+    "reward_mean",
+    "reward_std",
+    "response_length_mean",
+    "truncated_fraction",
+    "groups_without_spread_fraction",
+    "reward_errors",
+    "staleness_min",
+    "staleness_max",
+    "updates_behind_max",
+    *FROM_TRAINER,
+    "logprob_gap_mean",
+    "logprob_gap_max",
+    "tokens_generated",
+    "tokens_trained",
+    "time_step_s",
+    "time_generate_s",
+    "time_wait_s",
+    "time_reward_s",
+    "time_train_s",
+    "time_sync_s",
+    "time_evaluate_s",
+    "sync_bytes",
+    "overlap",
+    "skipped_updates",
+    "nonfinite",
+)
+"""In every record of a step, whatever happened; more keys may follow."""
+
+
+def step_record(
+    *,
+    step: int,
+    version: int,
+    scored: Sequence[Scored],
+    batch: Batch,
+    update: UpdateResult,
+    window: Window,
+    sync: SyncReport | None,
+    staleness: tuple[int, int] | None,
+    updates_behind_max: int | None,
+    evaluations: Sequence[EvalResult] = (),
+) -> Json:
+    """The record of one step.
+
+    `version` is that of the weights that the step updated; `sync` the transaction since the previous record, None
+    where there was none; `evaluations` those since the previous record (they ran at `version`); `staleness` and
+    `updates_behind_max` come from `offbeat.staleness`.
+    """
+    low, high = staleness or (None, None)
+    record: Json = {
+        "step": step,
+        "weights_version": version,
+        **sample_statistics(scored),
+        "staleness_min": low,
+        "staleness_max": high,
+        "updates_behind_max": updates_behind_max,
+        **{key: update.metrics.get(key) for key in FROM_TRAINER},
+        "logprob_gap_mean": None if sync is None else sync.probe_gap_mean,
+        "logprob_gap_max": None if sync is None else sync.probe_gap_max,
+        "tokens_trained": update.metrics.get("tokens_trained", tokens_trained(batch)),
+        **times(step, window),
+        "sync_bytes": 0 if sync is None else sync.bytes_moved,
+        "overlap": overlap(window.spans, window.start_s, window.end_s),
+        "skipped_updates": update.skipped_updates,
+    }
+    for result in evaluations:
+        record |= result.to_metrics()
+    for key, value in update.metrics.items():
+        # What else the trainer tells is kept; it never replaces a number of the controller's own.
+        record.setdefault(key, value)
+    return finite(record)
+
+
+def evaluation_record(step: int, version: int, evaluations: Sequence[EvalResult]) -> Json:
+    """The last line of metrics.jsonl: the evaluations after the last step, which no step's record could hold."""
+    record: Json = {"step": step, "weights_version": version}
+    for result in evaluations:
+        record |= result.to_metrics()
+    return finite(record)
+
+
+def sample_statistics(scored: Sequence[Scored]) -> Json:
+    """What the samples alone tell. Lengths are counts of sampled tokens, never the width of a padded array.
+
+    `reward_std` is the standard deviation over all samples of the step (divided by n). A group is what has the same
+    (`prompt_id`, `epoch`); see `has_spread`.
+    """
+    lengths = [len(sample.rollout.token_ids) for sample in scored]
+    rewards = [sample.reward for sample in scored]
+    groups: dict[tuple[str, int], list[float]] = {}
+    for sample in scored:
+        groups.setdefault((sample.rollout.prompt_id, sample.rollout.epoch), []).append(sample.reward)
+    mean = average(rewards)
+    return {
+        "reward_mean": mean,
+        "reward_std": None if mean is None else math.sqrt(average([(r - mean) ** 2 for r in rewards]) or 0.0),
+        "response_length_mean": average(lengths),
+        "truncated_fraction": average([sample.rollout.finish_reason == "length" for sample in scored]),
+        "groups_without_spread_fraction": average([not has_spread(group) for group in groups.values()]),
+        **{f"reward/{name}": value for name, value in part_means(scored).items()},
+        "reward_errors": sum(len(sample.errors) for sample in scored),
+        "tokens_generated": sum(lengths),
+    }
+
+
+def has_spread(rewards: Sequence[float]) -> bool:
+    """False for a group that teaches nothing: its rewards are all equal, up to the last bits of a weighted sum."""
+    low, high = min(rewards), max(rewards)
+    return high - low > SPREAD_TOLERANCE * max(abs(low), abs(high), 1.0)
+
+
+def average(values: Sequence[float]) -> float | None:
+    """None for nothing. NaN goes through: it is listed, not hidden."""
+    return sum(values) / len(values) if values else None
+
+
+def tokens_trained(batch: Batch) -> int:
+    """Tokens with a loss, each pass over them counted."""
+    return sum(int(sample.loss_mask.sum()) for minibatch in batch.minibatches for sample in minibatch.samples)
+
+
+def times(step: int, window: Window) -> Json:
+    """Seconds. Generation and scoring are those of the samples trained in this step, whenever they ran."""
+    evaluate_s = seconds_of(window, "evaluate")
+    return {
+        "time_step_s": window.seconds - evaluate_s,
+        "time_generate_s": seconds_of(window, "generate", step),
+        "time_wait_s": seconds_of(window, "wait"),
+        "time_reward_s": seconds_of(window, "reward", step),
+        "time_train_s": seconds_of(window, "train"),
+        "time_sync_s": seconds_of(window, "sync"),
+        "time_evaluate_s": evaluate_s,
+    }
+
+
+def finite(record: Mapping[str, Any]) -> Json:
+    """The same record with NaN and infinities replaced by null and their keys in `nonfinite`."""
+    strange = sorted(key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
+    return {**record, **dict.fromkeys(strange), "nonfinite": strange}

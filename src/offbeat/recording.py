@@ -1,0 +1,157 @@
+"""What a run leaves behind while it goes: metrics, samples, checkpoints, evaluation points.
+
+These are the listeners of `RunStages`: they write and show, and never change what is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offbeat import staleness
+from offbeat.checkpoint import CheckpointStore, State
+from offbeat.config import Config
+from offbeat.evaluate import EvalResult, EvalSet, evaluate
+from offbeat.metrics.display import Display
+from offbeat.metrics.records import evaluation_record, step_record
+from offbeat.metrics.samples import sample_objects
+from offbeat.metrics.spans import Timeline
+from offbeat.metrics.writer import JsonLines
+from offbeat.ports import Engine, Reward, SyncReport, Trainer
+from offbeat.stages import Trained
+from offbeat.types import Batch, Scored
+
+
+@dataclass
+class RunRecorder:
+    """One line of metrics.jsonl a step, one of samples.jsonl a sample."""
+
+    metrics: JsonLines
+    samples: JsonLines
+    display: Display
+    timeline: Timeline
+    updates_at: dict[int, int]
+    """Weights version → optimizer updates done when it was published."""
+    history: list[dict[str, Any]]
+    evaluations: list[EvalResult] = field(default_factory=list[EvalResult])
+    _sync: SyncReport | None = None
+    _pending: list[EvalResult] = field(default_factory=list[EvalResult])
+
+    def synced(self, report: SyncReport) -> None:
+        self._sync = report
+
+    def evaluated(self, result: EvalResult) -> None:
+        self.evaluations.append(result)
+        self._pending.append(result)
+        self.display.evaluation(result)
+
+    def scored(self, eval_set: EvalSet, scored: list[Scored], version: int) -> None:
+        self.samples.write_all(sample_objects(version, scored, evaluation=eval_set.name))
+
+    def trained(self, trained: Trained) -> None:
+        updates = trained.update.optimizer_updates
+        record = step_record(
+            step=trained.step,
+            version=trained.version,
+            scored=trained.scored,
+            batch=trained.batch,
+            update=trained.update,
+            window=self.timeline.window(trained.step),
+            sync=self._sync,
+            staleness=staleness.staleness_range(trained.scored, trained.version),
+            updates_behind_max=staleness.updates_behind_max(trained.scored, self.updates_at, updates),
+            evaluations=self._pending,
+        )
+        self.updates_at[trained.update.weights_version] = updates
+        self._sync, self._pending = None, []
+        self.metrics.write(record)
+        self.samples.write_all(sample_objects(trained.step, trained.scored, _advantages(trained)))
+        self.history.append(record)
+        self.display.step(record)
+
+    def finish(self, step: int, version: int) -> None:
+        """The evaluation after the last step has a line of its own: no step's record could hold it."""
+        if self._pending:
+            self.metrics.write(evaluation_record(step, version, self._pending))
+            self._pending = []
+
+
+def _advantages(trained: Trained) -> list[float | None]:
+    """Each sample's advantage, None for those of groups without spread. Arrays are shared, so identity tells."""
+    known = {id(sample.token_ids): _first(sample.advantages) for sample in _one_pass(trained.batch)}
+    return [known.get(id(scored.rollout.token_ids)) for scored in trained.scored]
+
+
+def _one_pass(batch: Batch) -> list[Any]:
+    return [sample for minibatch in batch.minibatches for sample in minibatch.samples]
+
+
+def _first(values: Any) -> float | None:
+    return float(values[0]) if len(values) else None
+
+
+@dataclass
+class RunEvaluations:
+    """Decides which sets are due at a version, and runs them."""
+
+    config: Config
+    sets: Sequence[EvalSet]
+    engine: Engine
+    reward: Reward
+    recorder: RunRecorder
+
+    def due(self, version: int) -> bool:
+        return bool(self._due(version))
+
+    def _due(self, version: int) -> list[EvalSet]:
+        every = {section.name: section.every_steps for section in self.config.eval}
+        ends = version in (0, self.config.steps)
+        return [s for s in self.sets if ends or (every[s.name] and version % every[s.name] == 0)]
+
+    async def run(self, version: int) -> None:
+        results = await evaluate(
+            self._due(version),
+            self.engine,
+            self.reward,
+            step=version,
+            version=version,
+            run_seed=self.config.seed,
+            seen=lambda eval_set, scored: self.recorder.scored(eval_set, scored, version),
+        )
+        for result in results:
+            self.recorder.evaluated(result)
+
+
+@dataclass
+class RunSaver:
+    """Saves at the end of a step: the trainer writes its part, the controller completes."""
+
+    config: Config
+    store: CheckpointStore
+    trainer: Trainer
+    data: str
+    started_s: float
+    elapsed_before_s: float = 0.0
+    saved: Path | None = None
+
+    def due(self, next_step: int) -> bool:
+        every = self.config.checkpoint.every_steps
+        return next_step == self.config.steps or (every > 0 and next_step % every == 0)
+
+    async def save(self, next_step: int, version: int) -> None:
+        writing = await asyncio.to_thread(self.store.begin, next_step)
+        rank = writing / "trainer-0"
+        rank.mkdir()
+        await self.trainer.save(str(rank))
+        state = State(
+            next_step=next_step,
+            weights_version=version,
+            seed=self.config.seed,
+            data=self.data,
+            elapsed_s=self.elapsed_before_s + time.monotonic() - self.started_s,
+        )
+        self.saved = (await asyncio.to_thread(self.store.commit, writing, state)).folder

@@ -1,0 +1,267 @@
+"""The controller's side: starts workers, calls them, and knows at once when one is gone.
+
+    async with Hub() as hub:
+        worker = await hub.start(spec, start_s=60)
+        answer = await worker.call("describe", Nothing(), EngineDescription, timeout_s=10)
+
+Three signs of life are kept apart: the process (its exit is noticed at once and named), the I/O heartbeat (silence for
+`heartbeat_s` ends the worker), and progress (a call whose worker reports none for `stall_s` is given up; the worker
+lives on and its owner decides). When a worker dies, each of its pending calls fails with the same `WorkerDied`.
+
+Everything runs in the event loop of the main thread. No tasks of its own: callbacks and timers only, so that nothing
+is left behind when the owner is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hmac
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from offbeat.errors import ProtocolError, WorkerDied
+from offbeat.rpc import codec, guard
+from offbeat.rpc.codec import Frame, Message
+from offbeat.rpc.process import ProcessSpec, start_guard
+from offbeat.rpc.runtime import clear_stale_folders, create_runtime_folder
+from offbeat.rpc.transport import KeyPair, Listener, Transport
+from offbeat.rpc.wire import Hello, Invitation, Refused
+from offbeat.rpc.worker import ProgressSnapshot, Worker, start_advice
+
+__all__ = ["Hub", "ProcessSpec", "ProgressSnapshot", "Worker"]
+
+_log = logging.getLogger("offbeat.rpc")
+_RECEIVE_AT_ONCE = 128
+
+
+class Hub:
+    """Owns the socket, the workers and the runtime folder; leaving it ends all of them.
+
+    Args:
+        transport: `ipc` on one host, `tcp` (CURVE, allow-listed keys) otherwise.
+        host: the address that `tcp` listens on and workers connect to. IPv4, IPv6 or a name; no wildcard.
+        heartbeat_s: silence of a worker's I/O thread after which it is taken for dead and ended.
+        grace_s: how long each worker may take to end by itself when the hub is left.
+    """
+
+    def __init__(
+        self,
+        transport: Transport = "ipc",
+        host: str = "127.0.0.1",
+        max_message_bytes: int = codec.MAX_MESSAGE_BYTES,
+        heartbeat_s: float = 10.0,
+        grace_s: float = 5.0,
+    ) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.max_message_bytes = max_message_bytes
+        self._beat_s = min(1.0, heartbeat_s / 5)
+        self._transport: Transport = transport
+        self._host = host
+        self._grace_s = grace_s
+        self._workers: dict[bytes, Worker] = {}
+        self._names: set[str] = set()
+        self._folder: Path | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        clear_stale_folders()
+        self._folder = create_runtime_folder()
+        atexit.register(self._abandon)
+        try:
+            self._listener = Listener(self._transport, self._host, self._folder, self.max_message_bytes)
+        except BaseException:
+            self._abandon()
+            raise
+        self._descriptors = self._listener.descriptors()
+        for descriptor in self._descriptors:
+            self._loop.add_reader(descriptor, self._receive)
+        self._guard = start_guard()
+        self._tell_guard(b"= " + os.fsencode(self._folder))
+        self._ticked = time.monotonic()
+        self._timer = self._loop.call_later(self._beat_s, self._tick)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await asyncio.gather(*(worker.close(self._grace_s) for worker in list(self._workers.values())))
+        finally:
+            self._timer.cancel()
+            for descriptor in self._descriptors:
+                self._loop.remove_reader(descriptor)
+            # Whoever is left (this exit was itself cancelled) is killed without further waiting.
+            self._abandon()
+            self._listener.close()
+
+    def _abandon(self) -> None:
+        """Ends everything without an event loop; also the safety net at interpreter exit. May be called again."""
+        for worker in list(self._workers.values()):
+            worker.abandon()
+        self._workers.clear()
+        process: subprocess.Popen[bytes] | None = getattr(self, "_guard", None)
+        if process is not None and process.stdin is not None:
+            # It has nothing on its list any more but the folder.
+            process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+            if process.returncode is None:
+                process.kill()
+                process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        atexit.unregister(self._abandon)
+
+    async def start(self, spec: ProcessSpec, *, start_s: float) -> Worker:
+        """Starts a worker and returns when its `build` is done. Several may be started at the same time.
+
+        Raises:
+            RemoteError: `build` raised; carries its own text.
+            WorkerDied: it ended by itself, or was not ready after `start_s` seconds (then its group is ended).
+            ProtocolError: it speaks another protocol.
+            ConfigError: its interpreter or log cannot be used.
+        """
+        if spec.name in self._names:
+            raise ValueError(f"a process named {spec.name!r} runs already")
+        self._names.add(spec.name)
+        worker = None
+        try:
+            worker, invitation = self._spawn(spec)
+            line = msgspec.json.encode(invitation)
+            async with asyncio.timeout(start_s):
+                await asyncio.to_thread(worker.child.send_line, line)
+                await asyncio.shield(worker.ready)
+        except BaseException as error:
+            if worker is None:
+                self._names.discard(spec.name)
+                raise
+            note = worker.progress.note
+            tail = worker.child.log_tail()
+            worker.kill()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(worker.child.exited), 5)
+            if isinstance(error, TimeoutError):
+                last = f"; last progress: {note}" if note else ""
+                cause = (
+                    f"not ready after {start_s:g} s, so it was ended{last}; if that is too short, raise the start limit"
+                )
+                raise WorkerDied(spec.name, cause, tail) from None
+            raise start_advice(error, spec, tail) from error.__cause__
+        return worker
+
+    def _spawn(self, spec: ProcessSpec) -> tuple[Worker, Invitation]:
+        keys = KeyPair() if self._transport == "tcp" else None
+        identity = f"{spec.name}-{secrets.token_hex(6)}"
+        token = secrets.token_hex(32)
+        worker = Worker(spec, identity.encode(), token, self)
+        if keys is not None:
+            worker.public_key = keys.public
+            self._listener.admit(keys.public, worker.identity)
+        self._workers[worker.identity] = worker
+        self._tell_guard(b"+ %d" % worker.child.pid)
+        invitation = Invitation(
+            protocol=codec.PROTOCOL,
+            name=spec.name,
+            address=self._listener.address,
+            identity=identity,
+            token=token,
+            settings=dict(spec.settings),
+            parent_pid=os.getpid(),
+            parent_started=guard.start_ticks(os.getpid()),
+            beat_s=self._beat_s,
+            max_message_bytes=self.max_message_bytes,
+            server_key=self._listener.server_key,
+            public_key=keys.public if keys else "",
+            secret_key=keys.secret if keys else "",
+        )
+        return worker, invitation
+
+    # --- for Worker ---------------------------------------------------------------------------------------------
+
+    def send(self, identity: bytes, frames: list[Frame]) -> bool:
+        """Never blocks; False when the peer is not connected or its queue is full."""
+        sent = self._listener.send(identity, frames)
+        # The descriptors are edge-triggered, and a send may have taken the edge.
+        self._loop.call_soon(self._receive)
+        return sent
+
+    def drain(self) -> None:
+        """Handles what has arrived: a dead worker's last words may still be there."""
+        self._receive()
+
+    def ended(self, worker: Worker) -> None:
+        """The worker is reaped and its group ended."""
+        self._workers.pop(worker.identity, None)
+        self._names.discard(worker.name)
+        self._listener.expel(worker.public_key)
+        self._tell_guard(b"- %d" % worker.child.pid)
+
+    # --- receiving ----------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        for _ in range(_RECEIVE_AT_ONCE):
+            # After the hub was left, callbacks may still be on their way.
+            received = self._listener.receive() if self._folder is not None else None
+            if received is None:
+                return
+            identity, frames = received
+            try:
+                self._dispatch(identity, codec.decode(frames, max_bytes=self.max_message_bytes))
+            except ProtocolError as error:
+                _log.warning("message from %r dropped: %s", identity[:60], error)
+        self._loop.call_soon(self._receive)
+
+    def _dispatch(self, identity: bytes, message: Message) -> None:
+        worker = self._workers.get(identity)
+        if worker is None:
+            self._refuse(identity, "this peer was not started by this controller")
+        elif worker.welcomed:
+            worker.handle(message)
+        elif message.envelope.kind == "hello":
+            self._greet(worker, message)
+
+    def _greet(self, worker: Worker, message: Message) -> None:
+        try:
+            codec.check_protocol(message.envelope.protocol, f"{worker.name} ({worker.spec.python or sys.executable})")
+            hello = message.body(Hello)
+            if not hmac.compare_digest(hello.token.encode(), worker.token.encode()):
+                raise ProtocolError(f"{worker.name}: wrong token")
+        except ProtocolError as error:
+            self._refuse(worker.identity, str(error))
+            worker.refuse(error)
+            return
+        worker.welcome()
+        self.send(worker.identity, codec.encode("welcome", None))
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        _log.warning("peer %r refused: %s", identity[:60], reason)
+        self.send(identity, codec.encode("refused", Refused(reason=reason)))
+
+    def _tick(self) -> None:
+        """Looks for silent workers; also drains, in case an edge was missed."""
+        now = time.monotonic()
+        late = now - self._ticked - self._beat_s
+        self._ticked = now
+        self._timer = self._loop.call_later(self._beat_s, self._tick)
+        self._receive()
+        for worker in list(self._workers.values()):
+            # This process itself was stopped or busy: that silence is not the worker's.
+            worker.check_heartbeat(now, excused_s=late if late > self._beat_s else 0.0)
+
+    def _tell_guard(self, line: bytes) -> None:
+        with suppress(OSError, ValueError):
+            if self._guard.stdin is not None:
+                self._guard.stdin.write(line + b"\n")

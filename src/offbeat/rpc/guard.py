@@ -1,0 +1,82 @@
+"""Ends the process groups of a controller that is gone. Run as a script by the hub; standard library only.
+
+    controller ── stdin ──▶ guard      "+ 4711" a group to end, "- 4711" ended by the controller, "= folder" to remove
+
+When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed and
+the folder removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
+what ends the children of a worker that was itself stopped or killed and cannot look after them any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the state on (index 0 is field 3 of proc(5)); None: no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time in clock ticks since boot; None if there is no such process or it has already ended (zombie)."""
+    fields = stat_fields(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return int(fields[19])
+
+
+def session_members(session: int) -> list[int]:
+    """Live processes of a session."""
+    members: list[int] = []
+    with suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                fields = stat_fields(int(name))
+                if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session:
+                    members.append(int(name))
+    return members
+
+
+def end_session(leader: int) -> None:
+    """Kills the session that `leader` was started in: its group, and members that moved to other groups.
+
+    Safe against reuse of the number as long as the leader is not reaped, or a member of the group lives.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for pid in session_members(leader):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    folders: list[str] = []
+    # Raw bytes: a folder's name need not be valid UTF-8.
+    for line in sys.stdin.buffer:
+        sign, _, value = line.rstrip(b"\n").partition(b" ")
+        if sign == b"+":
+            groups.add(int(value))
+        elif sign == b"-":
+            groups.discard(int(value))
+        elif sign == b"=":
+            folders.append(os.fsdecode(value))
+    for group in groups:
+        end_session(group)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
