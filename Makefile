@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c '$(new_enough)' 2>/dev/null && echo "$$p" && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
+PIP = $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
 # The tiny models are too small for several threads an operation; on a busy machine more threads are ten times slower.

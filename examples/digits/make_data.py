@@ -51,7 +51,7 @@ def rows() -> dict[str, list[dict[str, str]]]:
 
 def write(folder: Path) -> None:
     """Write all files of the example into `folder`."""
-    tiny_qwen3(folder, hidden=128, init_std=0.02, weights=False)
+    tiny_qwen3(folder, hidden=128, init_std=0.06, weights=False)
     for name, data in rows().items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
 

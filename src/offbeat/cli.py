@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import offbeat
 from offbeat.errors import ConfigError, OffbeatError
+
+if TYPE_CHECKING:
+    from offbeat.training import RunResult
 
 app = typer.Typer(
     add_completion=False,
@@ -48,28 +51,29 @@ def _root(  # pyright: ignore[reportUnusedFunction] (typer calls it)
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run; default: runs/<config name>-<time>.")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/<config name>-<time>.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model."""
-    from offbeat import build
+    from offbeat import training
     from offbeat.config import load_config
+    from offbeat.metrics.display import make_display
 
-    build.train(load_config(config, overrides or ()), name=config.stem, run_dir=run_dir, quiet=quiet)
+    loaded = load_config(config, overrides or ())
+    _exit(training.train(loaded, name=config.stem, run_dir=run_dir, display=make_display(quiet=quiet)))
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint."""
-    from offbeat import build
+    from offbeat import training
+    from offbeat.metrics.display import make_display
 
-    build.resume(run, overrides or (), quiet=quiet)
+    _exit(training.resume(folder, overrides or (), display=make_display(quiet=quiet)))
 
 
 @app.command(name="eval")
@@ -80,9 +84,10 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate a model, or a checkpoint of a run, on the [[eval]] sets."""
-    from offbeat import build
+    from offbeat import training
+    from offbeat.metrics.display import make_display
 
-    build.evaluate(target, overrides or (), step=step, quiet=quiet)
+    training.evaluate_only(target, overrides or (), step=step, display=make_display(quiet=quiet))
 
 
 @app.command()
@@ -96,6 +101,11 @@ def check(
     from offbeat.config import load_config
 
     run_check(load_config(config, overrides or ()), tokens=tokens)
+
+
+def _exit(result: RunResult) -> None:
+    if result.interrupted:
+        raise typer.Exit(130)
 
 
 def main() -> None:

@@ -312,19 +312,13 @@ def _batch_problems(config: Config) -> list[str]:
 def _data_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if not config.data:
-        problems.append(
-            "data: no source of prompts; add a `[[data]]` section with source, prompt and rewards."
-        )
+        problems.append("data: no source of prompts; add a `[[data]]` section with source, prompt and rewards.")
     names = [section.name for section in config.data]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(
-            f"data: {names.count(name)} sources are named {name!r}; give each `[[data]]` its own `name`."
-        )
+        problems.append(f"data: {names.count(name)} sources are named {name!r}; give each `[[data]]` its own `name`.")
     names = [section.name for section in config.eval]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(
-            f"eval: {names.count(name)} sets are named {name!r}; give each `[[eval]]` its own `name`."
-        )
+        problems.append(f"eval: {names.count(name)} sets are named {name!r}; give each `[[eval]]` its own `name`.")
     for section in config.data:
         if not section.rewards:
             problems.append(
@@ -332,9 +326,7 @@ def _data_problems(config: Config) -> list[str]:
                 'rewards = { "rewards.py:correct" = 1.0 }.'
             )
         if section.system is not None and section.format == "text":
-            problems.append(
-                f'data.{section.name}.system: only for format = "chat"; remove it or change the format.'
-            )
+            problems.append(f'data.{section.name}.system: only for format = "chat"; remove it or change the format.')
     return problems
 
 
@@ -356,20 +348,21 @@ RECIPES: Mapping[str, Json] = {
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file and apply `key=value` overrides. Raises `ConfigError` with every problem found."""
-    path = Path(path)
+    return parse_config(read_toml(Path(path)), overrides, folder=Path(path).resolve().parent)
+
+
+def read_toml(path: Path) -> Json:
+    """The plain values of a TOML file. Raises `ConfigError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else "; give the path of a TOML file."
         raise ConfigError(f"config {path}: no such file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
-    try:
-        raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
-    return parse_config(raw, overrides, folder=path.resolve().parent)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
 
 
 def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
@@ -443,9 +436,7 @@ def _sentences(error: ValidationError, values: Json) -> list[str]:
                 sentences.append(f"{where}: missing; it has no default, so give it a value.")
             case _:
                 rule = problem["msg"].removeprefix("Value error, ")
-                sentences.append(
-                    f"{where} = {json.dumps(seen, default=str)[:200]}: {rule[0].lower()}{rule[1:]}."
-                )
+                sentences.append(f"{where} = {json.dumps(seen, default=str)[:200]}: {rule[0].lower()}{rule[1:]}.")
     return sentences
 
 
@@ -519,22 +510,14 @@ def _absolute(config: Config, folder: Path) -> Config:
         for name, weight in functions.items():
             file, separator, function = name.rpartition(":")
             is_file = bool(separator) and file.endswith(".py")
-            resolved[f"{(folder / Path(file).expanduser()).resolve()}:{function}" if is_file else name] = (
-                weight
-            )
+            resolved[f"{(folder / Path(file).expanduser()).resolve()}:{function}" if is_file else name] = weight
         return resolved
 
-    data = tuple(
-        d.model_copy(update={"source": source(d.source), "rewards": rewards(d.rewards)}) for d in config.data
-    )
-    evals = tuple(
-        e.model_copy(update={"source": source(e.source), "rewards": rewards(e.rewards)}) for e in config.eval
-    )
+    data = tuple(d.model_copy(update={"source": source(d.source), "rewards": rewards(d.rewards)}) for d in config.data)
+    evals = tuple(e.model_copy(update={"source": source(e.source), "rewards": rewards(e.rewards)}) for e in config.eval)
     warmup = config.warmup and config.warmup.model_copy(update={"source": source(config.warmup.source)})
     template = config.sampling.chat_template
-    sampling = config.sampling.model_copy(
-        update={"chat_template": template and str((folder / template).resolve())}
-    )
+    sampling = config.sampling.model_copy(update={"chat_template": template and str((folder / template).resolve())})
     python = config.rollout.python
     rollout = config.rollout.model_copy(update={"python": python and path(python)})
     changed = {"model": path(config.model), "data": data, "eval": evals, "warmup": warmup, "rollout": rollout}

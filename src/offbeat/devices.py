@@ -32,7 +32,7 @@ def choose_device(name: str) -> Device:
     count = _count(device.type)
     if not count:
         raise ConfigError(f"device = {name!r}: this torch ({torch.__version__}) sees no {device.type}; {_available()}")
-    if device.index is not None and device.index >= count:
+    if ":" in name and device.index >= count:
         raise ConfigError(f"device = {name!r}: there are {count} of them, numbered from 0; {_available()}")
     return device
 

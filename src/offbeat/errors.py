@@ -82,7 +82,14 @@ class ProtocolError(RunError):
 
 
 class WeightSyncError(RunError):
-    """A weight transfer failed or could not be verified; the engines concerned are stale."""
+    """A weight transfer failed or could not be verified; the engines concerned are stale.
+
+    `unresponsive` names the processes that did not answer within the deadline: their owner should end them.
+    """
+
+    def __init__(self, message: str, *, unresponsive: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.unresponsive = unresponsive
 
 
 class RewardError(RunError):

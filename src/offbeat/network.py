@@ -93,7 +93,9 @@ def listen(host: str, *, backlog: int = 128) -> tuple[socket.socket, Endpoint]:
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"address {host!r}: cannot be resolved ({error}); give an address of this machine.") from error
+        raise ConfigError(
+            f"address {host!r}: cannot be resolved ({error}); give an address of this machine."
+        ) from error
     reasons: list[str] = []
     for family, kind, protocol, _, address in found:
         if family not in (socket.AF_INET, socket.AF_INET6):

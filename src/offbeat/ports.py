@@ -36,7 +36,7 @@ class Engine(Protocol):
 class Prompts(Protocol):
     """The prompts of each step: a pure function of (seed, step), so that resuming needs no replay."""
 
-    def batch(self, step: int) -> list[Prompt]: ...
+    def batch(self, step: int, /) -> list[Prompt]: ...
 
 
 class Trainer(Protocol):

@@ -1,7 +1,7 @@
 """The stages of a step, over the seams: what a loop orders, a page away from how any of it is done.
 
-    sample(k)   prompts(k) → engine.generate → reward.score             → Sampled
-    train(k)    Sampled → staleness check → advantages → trainer.update → record, save
+    sample(k)   prompts(k) → engine.generate → reward.score → advantages → Sampled
+    train(k)    Sampled → staleness check → trainer.update → record, save
     sync()      trainer → every engine, verified
     evaluate()  the sets that are due at the engines' version
 
@@ -11,27 +11,28 @@ left. They know no loop, no process and no backend.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from offbeat import staleness
 from offbeat.algorithms.batching import BatchMetrics, make_batch
 from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.metrics.spans import Timeline
 from offbeat.ports import Engine, Prompts, Reward, SyncReport, Trainer, WeightSync
 from offbeat.rpc.messages import UpdateResult
-from offbeat import staleness
 from offbeat.types import Batch, GenerateRequest, Prompt, Sampling, Scored, sample_seed
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One step's scored samples, before advantages."""
+    """One step's scored samples, and the batch made of them: all that depends on no trainer."""
 
     step: int
     scored: tuple[Scored, ...]
+    batch: Batch
+    batch_metrics: BatchMetrics
 
 
 @dataclass(frozen=True)
@@ -128,36 +129,32 @@ class RunStages:
         by_rollout = [prompt for prompt in prompts for _ in range(self.config.samples_per_prompt)]
         with self.timeline.span("rewards", "reward", step=step):
             scored = await self.reward.score(rollouts, by_rollout)
-        return Sampled(step, tuple(scored))
+        batch, batch_metrics = make_batch(
+            step,
+            scored,
+            self.sampling,
+            loss=self.config.loss,
+            updates_per_step=self.config.updates_per_step,
+            epochs_per_batch=self.config.epochs_per_batch,
+        )
+        return Sampled(step, tuple(scored), batch, batch_metrics)
 
     async def train(self, step: int, sampled: Sampled) -> None:
         if sampled.step != step:
             raise RunError(f"step {step} was given the samples of step {sampled.step}")
         staleness.check(sampled.scored, self.version, self.config.max_staleness)
         with self.timeline.span("trainer", "train", step=step):
-            # In a thread: the engines' next requests must not wait for it.
-            batch, batch_metrics = await asyncio.to_thread(self._make_batch, sampled)
-            update = await self.trainer.update(batch)
+            update = await self.trainer.update(sampled.batch)
         if update.weights_version != self.version + 1:
             raise RunError(
                 f"after step {step} the trainer is at version {update.weights_version}, expected {self.version + 1}"
             )
-        trained = Trained(step, self.version, sampled.scored, batch, batch_metrics, update)
+        trained = Trained(step, self.version, sampled.scored, sampled.batch, sampled.batch_metrics, update)
         self.version = update.weights_version
         self.recorder.trained(trained)
         if self.saver.due(step + 1) or self.stopping:
             with self.timeline.span("controller", "save", step=step):
                 await self.saver.save(step + 1, self.version)
-
-    def _make_batch(self, sampled: Sampled) -> tuple[Batch, BatchMetrics]:
-        return make_batch(
-            sampled.step,
-            sampled.scored,
-            self.sampling,
-            loss=self.config.loss,
-            updates_per_step=self.config.updates_per_step,
-            epochs_per_batch=self.config.epochs_per_batch,
-        )
 
 
 def generate_requests(prompts: Sequence[Prompt], samples: int, run_seed: int) -> list[GenerateRequest]:
@@ -171,4 +168,3 @@ def generate_requests(prompts: Sequence[Prompt], samples: int, run_seed: int) ->
         )
         for prompt in prompts
     ]
-

@@ -22,7 +22,7 @@ from offbeat.rpc.server import Method, Progress, WorkerContext, serve
 class Echo(Arguments, frozen=True):
     array: np.ndarray
     text: str = ""
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class EchoResult(msgspec.Struct, frozen=True):

@@ -209,12 +209,10 @@ def test_truncated_sampling_is_replayed_B049(models: dict[str, Any], filters: di
 def test_permuted_group_ids_change_the_gradient_as_the_oracle_says(models: dict[str, Any]) -> None:
     """A baseline from other groups learns almost as well on an easy task, and is wrong."""
     sampling, loss = Sampling(max_new_tokens=64), OracleLoss()
-    samples = draw(models["qwen3"], (6, 9, 4, 8))
-    permuted = [
-        dataclasses.replace(sample, group=group)
-        for sample, group in zip(samples, [s.group for s in samples][2:] + [("p", 1), ("p", 0)], strict=True)
-    ]
-    assert [s.group for s in permuted] != [s.group for s in samples]
+    samples = draw(models["qwen3"], (6, 9, 4, 8, 5, 7))
+    groups = [("p", 0), ("p", 0), ("p", 1), ("p", 1), ("p", 0), ("p", 1)]
+    assert groups != [sample.group for sample in samples]
+    permuted = [dataclasses.replace(sample, group=group) for sample, group in zip(samples, groups, strict=True)]
     _, right = oracle_gradient(models["qwen3"], samples, sampling, loss)
     _, wrong = oracle_gradient(models["qwen3"], permuted, sampling, loss)
     assert distance(wrong, right) > 0.1

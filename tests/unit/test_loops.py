@@ -246,7 +246,12 @@ MUTATIONS: dict[str, tuple[Any, int, str, str]] = {
     "a sync forgotten": (one_step, 1, "                await stages.sync()\n", "                pass\n"),
     "a sync forgotten, on-policy": (on_policy, 0, "        await stages.sync()\n", "        pass\n"),
     "first sync forgotten": (one_step, 1, "    await stages.sync()\n    await stages.evaluate()\n", "    pass\n"),
-    "first sync forgotten, on-policy": (on_policy, 0, "    await stages.sync()\n    await stages.evaluate()\n", "    pass\n"),
+    "first sync forgotten, on-policy": (
+        on_policy,
+        0,
+        "    await stages.sync()\n    await stages.evaluate()\n",
+        "    pass\n",
+    ),
     "last sync forgotten": (one_step, 1, "    await stages.sync()\n    await stages.evaluate()\n", ""),
     "launch after train": (
         one_step,

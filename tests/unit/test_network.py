@@ -80,7 +80,7 @@ def test_a_listener_is_bound_before_its_address_is_known_B053(host: str) -> None
         with socket.create_connection((endpoint.host, endpoint.port), timeout=5):
             pass
         assert source_address(endpoint) == endpoint.host
-        with pytest.raises(OSError), socket.socket(bound.family) as other:  # noqa: PT012  # both lines belong to the attempt
+        with pytest.raises(OSError), socket.socket(bound.family) as other:
             other.bind(bound.getsockname())
 
 

@@ -38,22 +38,27 @@ def alarms(history: Sequence[Record]) -> list[Alarm]:
 
 def _skipped(history: Sequence[Record]) -> Iterable[Alarm]:
     record = history[-1]
-    skipped = record.get("skipped_updates") or 0
-    if not skipped:
-        return
-    updates = "1 update was" if skipped == 1 else f"{skipped} updates were"
-    if record.get("groups_without_spread_fraction") == 1.0:
-        yield Alarm(
-            "nothing-to-train",
-            f"step {record['step']}: {updates} skipped: in every group all rewards are equal, so nothing can be "
-            "learned from them. Use easier or harder data, or more samples_per_prompt.",
-        )
-    else:
+    skipped = int(record.get("skipped_updates") or 0)
+    # A trainer that does not tell the two kinds apart: with no group to learn from, an update had nothing to train.
+    nothing = skipped if record.get("groups_without_spread_fraction") == 1.0 else 0
+    empty = int(record.get("empty_updates", nothing) or 0)
+    nonfinite = int(record.get("nonfinite_updates", skipped - empty) or 0)
+    if nonfinite > 0:
         yield Alarm(
             "non-finite",
-            f"step {record['step']}: {updates} skipped because the gradient was not finite; the weights are unchanged "
-            'by them. If it goes on: lower trainer.lr, or set trainer.dtype = "float32".',
+            f"step {record['step']}: {_were_skipped(nonfinite)} because the gradient was not finite; the weights stay "
+            'as they were. If it goes on: lower trainer.lr, or set trainer.dtype = "float32".',
         )
+    if empty > 0:
+        yield Alarm(
+            "nothing-to-train",
+            f"step {record['step']}: {_were_skipped(empty)} because in every group all rewards are equal: nothing can "
+            "be learned from that. Use easier or harder data, or more samples_per_prompt.",
+        )
+
+
+def _were_skipped(updates: int) -> str:
+    return "1 update was skipped" if updates == 1 else f"{updates} updates were skipped"
 
 
 def _reward_errors(history: Sequence[Record]) -> Iterable[Alarm]:
@@ -97,4 +102,5 @@ def _recent(history: Sequence[Record], key: str) -> float | None:
     """Mean over the last `WINDOW` records; None until there are so many."""
     values = [record.get(key) for record in history[-WINDOW:]]
     found = [value for value in values if value is not None]
-    return sum(found) / len(found) if len(found) == WINDOW else None
+    # Rounded, so that a share exactly at a limit is not above it by the last bit of a sum.
+    return round(sum(found) / len(found), 9) if len(found) == WINDOW else None

@@ -22,7 +22,6 @@ from offbeat.metrics.status import (
     Header,
     RunStatus,
     evaluation_words,
-    gap_words,
     reward_words,
     time_words,
 )
@@ -120,9 +119,14 @@ class PlainDisplay:
 
     def step(self, record: Record) -> None:
         warnings = self._status.add(record)
-        eta = figures.duration(self._status.eta_s())
-        words = [reward_words(record), time_words(record).replace("   ", " │ "), gap_words(record, self._status.gap)]
-        self._detail(" │ ".join([f"step {record['step']}  {words[0]}", *(w for w in words[1:] if w), f"ETA {eta}"]))
+        gap = record.get("logprob_gap_max")
+        words = [
+            f"step {record['step']}  {reward_words(record)}",
+            time_words(record).replace("   ", " │ "),
+            "" if gap is None else f"gap {figures.decimal(gap, 4)}",
+            f"ETA {figures.duration(self._status.eta_s())}",
+        ]
+        self._detail(" │ ".join(word for word in words if word))
         for warning in warnings:
             self.warn(warning)
 

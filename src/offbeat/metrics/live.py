@@ -36,6 +36,7 @@ from offbeat.metrics.status import (
     activity_words,
     evaluation_words,
     gap_words,
+    milestone_words,
     of,
     reward_words,
     time_words,
@@ -74,7 +75,7 @@ class LiveDisplay:
         self._lines: tuple[Text, ...] = ()
         self._live = Live(
             console=self._console,
-            get_renderable=self._block,
+            get_renderable=self.renderable,
             refresh_per_second=5,
             vertical_overflow="crop",
             # What else is printed goes above the block; an error stream that leads elsewhere stays what it is.
@@ -103,13 +104,7 @@ class LiveDisplay:
         self._record = record
         self._activity = Activity()
         if _is_milestone(record["step"], self._status.steps):
-            self._show(
-                _row(
-                    f"step {record['step']}",
-                    f"{reward_words(record)} · {figures.seconds(record.get('time_step_s'))}",
-                    "dim",
-                )
-            )
+            self._show(_line(f"step {record['step']}", milestone_words(record), "dim"))
         for warning in warnings:
             self.warn(warning)
         self._compose()
@@ -188,7 +183,8 @@ class LiveDisplay:
         full = round(width * min(1.0, max(0.0, share)))
         return Text("━" * full, "green").append("━" * (width - full), "bright_black")
 
-    def _block(self) -> RenderableType:
+    def renderable(self) -> RenderableType:
+        """The block as it is now."""
         return Group(*self._lines)
 
 

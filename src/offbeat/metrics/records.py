@@ -1,7 +1,8 @@
 """The record of a step: one JSON object for metrics.jsonl, from the values that the step left behind. Pure.
 
 Every key of `REQUIRED` is in every record; what was not measured is null. JSON has no NaN and no infinity: such a
-number is written as null and its key is listed in `nonfinite`, so that "not measured" and "not a number" stay apart.
+number is written as null and its key is listed in `nonfinite`, so that "not measured" and "not a number" stay apart
+(a mean over no update at all, because all were skipped, is not a number either).
 docs/metrics.md explains each key.
 """
 
@@ -102,7 +103,7 @@ def step_record(
         **{key: update.metrics.get(key) for key in FROM_TRAINER},
         "logprob_gap_mean": None if sync is None else sync.probe_gap_mean,
         "logprob_gap_max": None if sync is None else sync.probe_gap_max,
-        "tokens_trained": update.metrics.get("tokens_trained", tokens_trained(batch)),
+        "tokens_trained": tokens_trained(batch, update),
         **times(step, window),
         "sync_bytes": 0 if sync is None else sync.bytes_moved,
         "overlap": overlap(window.spans, window.start_s, window.end_s),
@@ -159,8 +160,14 @@ def average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def tokens_trained(batch: Batch) -> int:
-    """Tokens with a loss, each pass over them counted."""
+def tokens_trained(batch: Batch, update: UpdateResult) -> int:
+    """As the trainer counted them (tokens of skipped updates left out), else as many as it was given with a loss.
+
+    Each pass over a token counts.
+    """
+    told = update.metrics.get("tokens_trained", math.nan)
+    if math.isfinite(told):
+        return int(told)
     return sum(int(sample.loss_mask.sum()) for minibatch in batch.minibatches for sample in minibatch.samples)
 
 

@@ -14,7 +14,11 @@ TEXT_LIMIT = 200_000
 
 
 def sample_objects(
-    step: int, scored: Sequence[Scored], advantages: Sequence[float] | None = None, *, evaluation: str | None = None
+    step: int,
+    scored: Sequence[Scored],
+    advantages: Sequence[float | None] | None = None,
+    *,
+    evaluation: str | None = None,
 ) -> list[Json]:
     """Objects in order of `scored`. `advantages[i]` belongs to `scored[i]`; null where none are known.
 

@@ -103,7 +103,7 @@ class Timeline:
         """Ends the window of `step` and starts the next one at the same instant."""
         start_s, end_s = self._window_start_s, self._clock()
         running = [opened.until(end_s) for opened in self._open]
-        spans = sorted((*self._closed, *running), key=lambda span: (span.start_s, span.end_s))
+        spans = sorted((*self._closed, *running), key=lambda span: (span.start_s, span.end_s, span.name))
         kept = [span for span in spans if span.end_s > start_s or span.step == step]
         self._closed = [
             span for span in self._closed if span.end_s > end_s or (span.step is not None and span.step > step)

@@ -80,8 +80,8 @@ class HfSampler:
         length = len(request.token_ids)
         if not length:
             raise ConfigError(
-                f"prompt {request.prompt_id!r} is empty: there is nothing to continue; give it at least one token, e.g. "
-                "the start token."
+                f"prompt {request.prompt_id!r} is empty: there is nothing to continue; give it at least one token, "
+                "e.g. the start token."
             )
         limit = self.forward.max_length
         if limit is not None and length + sampling.max_new_tokens > limit:
@@ -130,7 +130,7 @@ class _Call:
         if not self.forward.pads:
             self.waiting.sort(key=self._prompt_length)  # stable: equal lengths keep their order
         self.waiting.reverse()  # the next one is at the end
-        self.kv: KvRows = self.forward.new_rows(min(count, sampler.max_rows))
+        self.kv: KvRows = self._new_rows()
         self.rows_B = np.zeros(0, dtype=np.int64)
         """Which sample each row computes."""
         self.first_B = np.zeros(0, dtype=np.int64)
@@ -139,6 +139,9 @@ class _Call:
         self._first_on_device: Tensor = torch.zeros(0, dtype=torch.int64, device=self.forward.device)
         self._tokens_B: Tensor = self._first_on_device
         """The newest token of each row: sampled, not yet fed."""
+
+    def _new_rows(self) -> KvRows:
+        return self.forward.new_rows(min(len(self.samples), self.sampler.max_rows), self.sampling.max_new_tokens)
 
     def run(self) -> None:
         while (self.waiting or len(self.rows_B)) and not self.sampler.aborting.is_set():
@@ -266,7 +269,7 @@ class _Call:
         order[~going[:count]] = count + np.flatnonzero(going[count:])
         self.rows_B = self.rows_B[order]
         if not count:
-            self.kv, self.columns = self.forward.new_rows(min(len(self.samples), self.sampler.max_rows)), 0
+            self.kv, self.columns = self._new_rows(), 0
             self._tokens_B = self._tokens_B[:0]
             self._set_first(self.first_B[:0])
             return

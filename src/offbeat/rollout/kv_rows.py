@@ -19,15 +19,12 @@ Shapes: B rows, H key/value heads, L columns, D head dimension.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import LongTensor, Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
-
-SPARE_COLUMNS = 64
-"""Columns allocated beyond those in use, at least; half of the width when that is more."""
 
 
 class KvRows(Protocol):
@@ -55,20 +52,24 @@ class KvRows(Protocol):
 
 
 class RowLayer(DynamicLayer):
-    """One layer: `keys` and `values` (B, H, L, D) are views of the used part of a larger buffer."""
+    """One layer: `keys` and `values` (B, H, L, D) are views of the used part of a larger buffer.
 
-    def __init__(self, capacity_rows: int) -> None:
+    Args:
+        capacity_rows: most rows at a time.
+        spare_columns: columns to allocate beyond those in use, at least; half of the width when that is more.
+    """
+
+    def __init__(self, capacity_rows: int, spare_columns: int) -> None:
         super().__init__()
         self.capacity_rows = capacity_rows
+        self.spare_columns = spare_columns
         self.rows = 0
         self.start = 0
         self.end = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         end = self.end + key_states.shape[-2]
         keys, values = self._reserve(key_states, value_states, left=0, right=end - self.end)
         keys[: self.rows, :, self.end : self.end + key_states.shape[-2]] = key_states
@@ -82,8 +83,11 @@ class RowLayer(DynamicLayer):
         keys, values = self._reserve(prompt_keys, prompt_values, left=missing, right=0)
         self.start -= missing
         rows = slice(self.rows, self.rows + len(index_B))
-        keys[rows, :, self.end - width : self.end] = prompt_keys.index_select(0, index_B)
-        values[rows, :, self.end - width : self.end] = prompt_values.index_select(0, index_B)
+        for buffer, prompts in ((keys, prompt_keys), (values, prompt_values)):
+            # Padding is masked, but must be finite: NaN, which fresh memory may hold, times a weight of zero is NaN.
+            buffer[: self.rows, :, self.start : self.start + missing] = 0
+            buffer[rows, :, self.start : self.end - width] = 0
+            buffer[rows, :, self.end - width : self.end] = prompts.index_select(0, index_B)
         self.rows += len(index_B)
         self._view(keys, values)
 
@@ -101,7 +105,8 @@ class RowLayer(DynamicLayer):
         self._view(*self._buffers())
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
-        assert self._keys is not None and self._values is not None, "rows join before anything else happens to them"
+        assert self._keys is not None, "rows join before anything else happens to them"
+        assert self._values is not None
         return self._keys, self._values
 
     def _view(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +119,7 @@ class RowLayer(DynamicLayer):
         if self._keys is not None and self.start >= left and self.end + right <= self._keys.shape[-2]:
             return self._buffers()
         width = left + (self.end - self.start) + right
-        columns = width + max(SPARE_COLUMNS, width // 2)
+        columns = width + max(self.spare_columns, width // 2 if self._keys is not None else 0)
         # Where the left side had to grow, it will again: a part of the spare columns goes there.
         new_start = left + ((columns - width) // 4 if left and self._keys is not None else 0)
         self._keys = self._moved(self._keys, key_like, columns, new_start)
@@ -124,8 +129,7 @@ class RowLayer(DynamicLayer):
         return self._buffers()
 
     def _moved(self, old: Tensor | None, like: Tensor, columns: int, start: int) -> Tensor:
-        # Zeros, not empty: a padding column is masked, but NaN times a weight of zero is NaN.
-        new = like.new_zeros(self.capacity_rows, like.shape[1], columns, like.shape[-1])
+        new = like.new_empty(self.capacity_rows, like.shape[1], columns, like.shape[-1])
         if old is not None:
             used = old[: self.rows, :, self.start : self.end]
             new[: self.rows, :, start : start + used.shape[-2]] = used
@@ -137,13 +141,15 @@ class BufferedRows:
 
     joins = True
 
-    def __init__(self, layers: int, capacity_rows: int) -> None:
-        self._layers = [RowLayer(capacity_rows) for _ in range(layers)]
+    def __init__(self, layers: int, capacity_rows: int, spare_columns: int) -> None:
+        self._layers = [RowLayer(capacity_rows, spare_columns) for _ in range(layers)]
         self.cache = Cache(layers=list(self._layers))
 
     def join(self, prefilled: Cache, index_B: Tensor) -> None:
         for mine, prompts in zip(self._layers, prefilled.layers, strict=True):
-            assert prompts.keys is not None and prompts.values is not None
+            assert isinstance(prompts, DynamicLayer), "buffered rows are for models that have no other kind"
+            assert prompts.keys is not None
+            assert prompts.values is not None
             mine.join(prompts.keys, prompts.values, index_B)
 
     def keep(self, order_B: Tensor) -> None:
@@ -173,11 +179,11 @@ class LibraryRows:
 
     def join(self, prefilled: Cache, index_B: Tensor) -> None:
         # The one method for choosing rows that every kind of layer has; it takes any number of them.
-        prefilled.reorder_cache(index_B)
+        prefilled.reorder_cache(cast("LongTensor", index_B))
         self._cache = prefilled
 
     def keep(self, order_B: Tensor) -> None:
-        self.cache.reorder_cache(order_B)
+        self.cache.reorder_cache(cast("LongTensor", order_B))
 
     def trim(self, columns: int) -> None:
         raise AssertionError("columns of this cache are the library's own business")

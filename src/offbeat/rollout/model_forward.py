@@ -19,6 +19,8 @@ from offbeat.errors import ModelError
 from offbeat.rollout.kv_rows import BufferedRows, KvRows, LibraryRows, attends_to_everything
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
+SPARE_COLUMNS = 64
+"""Room allocated for sampled tokens at first; it grows by half each time it runs out."""
 
 
 class ModelForward:
@@ -57,12 +59,14 @@ class ModelForward:
         implementation = getattr(model.config, "_attn_implementation", None)
         self._ready_mask = self.buffered and self._positions and not self._alibi and implementation in ("sdpa", "eager")
 
-    def new_rows(self, capacity: int) -> KvRows:
-        """An empty batch with room for `capacity` rows."""
-        return BufferedRows(self.layers, capacity) if self.buffered else LibraryRows()
+    def new_rows(self, capacity: int, new_tokens: int) -> KvRows:
+        """An empty batch with room for `capacity` rows that will grow by at most `new_tokens` each."""
+        if not self.buffered:
+            return LibraryRows()
+        return BufferedRows(self.layers, capacity, spare_columns=min(new_tokens, SPARE_COLUMNS))
 
     def prefill(self, tokens_BS: Tensor, first_B: Tensor) -> tuple[Tensor, Cache]:
-        """Prompts, padded on the left: row b starts at column `first_B[b]`. Logits (B, V) of the next token, and cache."""
+        """Prompts, padded on the left: row b starts at column `first_B[b]`. Logits (B, V) after them, and the cache."""
         cache = DynamicCache(config=self.model.config)
         columns_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         mask_BS = (columns_S >= first_B[:, None]).long()

@@ -21,7 +21,6 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -34,7 +33,7 @@ import msgspec
 from offbeat.errors import ProtocolError, WorkerDied
 from offbeat.rpc import codec, guard
 from offbeat.rpc.codec import Frame, Message
-from offbeat.rpc.process import ProcessSpec, start_guard
+from offbeat.rpc.process import Guard, ProcessSpec
 from offbeat.rpc.runtime import clear_stale_folders, create_runtime_folder
 from offbeat.rpc.transport import KeyPair, Listener, Transport
 from offbeat.rpc.wire import Hello, Invitation, Refused
@@ -73,9 +72,16 @@ class Hub:
         self._workers: dict[bytes, Worker] = {}
         self._names: set[str] = set()
         self._folder: Path | None = None
+        self._guard: Guard | None = None
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to, e.g. `tcp://[::1]:40123`."""
+        return self._listener.address
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         clear_stale_folders()
         self._folder = create_runtime_folder()
         atexit.register(self._abandon)
@@ -87,8 +93,7 @@ class Hub:
         self._descriptors = self._listener.descriptors()
         for descriptor in self._descriptors:
             self._loop.add_reader(descriptor, self._receive)
-        self._guard = start_guard()
-        self._tell_guard(b"= " + os.fsencode(self._folder))
+        self._guard = Guard(self._folder)
         self._ticked = time.monotonic()
         self._timer = self._loop.call_later(self._beat_s, self._tick)
         return self
@@ -108,18 +113,15 @@ class Hub:
 
     def _abandon(self) -> None:
         """Ends everything without an event loop; also the safety net at interpreter exit. May be called again."""
+        if os.getpid() != self._pid:
+            return  # a fork of the controller: nothing here is its own
         for worker in list(self._workers.values()):
             worker.abandon()
         self._workers.clear()
-        process: subprocess.Popen[bytes] | None = getattr(self, "_guard", None)
-        if process is not None and process.stdin is not None:
+        if self._guard is not None:
             # It has nothing on its list any more but the folder.
-            process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-            if process.returncode is None:
-                process.kill()
-                process.wait()
+            self._guard.close()
+            self._guard = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -171,7 +173,8 @@ class Hub:
             worker.public_key = keys.public
             self._listener.admit(keys.public, worker.identity)
         self._workers[worker.identity] = worker
-        self._tell_guard(b"+ %d" % worker.child.pid)
+        assert self._guard is not None, "the hub is not open"
+        self._guard.add(worker.child.pid)
         invitation = Invitation(
             protocol=codec.PROTOCOL,
             name=spec.name,
@@ -193,6 +196,8 @@ class Hub:
 
     def send(self, identity: bytes, frames: list[Frame]) -> bool:
         """Never blocks; False when the peer is not connected or its queue is full."""
+        if self._folder is None:
+            return False
         sent = self._listener.send(identity, frames)
         # The descriptors are edge-triggered, and a send may have taken the edge.
         self._loop.call_soon(self._receive)
@@ -207,7 +212,8 @@ class Hub:
         self._workers.pop(worker.identity, None)
         self._names.discard(worker.name)
         self._listener.expel(worker.public_key)
-        self._tell_guard(b"- %d" % worker.child.pid)
+        if self._guard is not None:
+            self._guard.discard(worker.child.pid)
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
@@ -257,11 +263,8 @@ class Hub:
         self._ticked = now
         self._timer = self._loop.call_later(self._beat_s, self._tick)
         self._receive()
+        if self._guard is not None:
+            self._guard.check()
         for worker in list(self._workers.values()):
             # This process itself was stopped or busy: that silence is not the worker's.
             worker.check_heartbeat(now, excused_s=late if late > self._beat_s else 0.0)
-
-    def _tell_guard(self, line: bytes) -> None:
-        with suppress(OSError, ValueError):
-            if self._guard.stdin is not None:
-                self._guard.stdin.write(line + b"\n")

@@ -210,6 +210,8 @@ class Connection:
         elif envelope.kind == "cancel":
             self._cancel(envelope.id, message.body(Cancel))
         elif envelope.kind == "shutdown":
+            with self._lock:
+                self._queued.clear()
             self._waiting.put(None)
         elif envelope.kind == "welcome":
             codec.check_protocol(envelope.protocol, "the controller")

@@ -1,8 +1,9 @@
 """What ties a worker to the hub that started it: the invitation on stdin, and the death of either side.
 
-A worker must not outlive its hub. Two things see to it here, a third one is the hub's guard process:
+A worker must not outlive its hub. Two things see to it here:
 - the death pipe: stdin stays open as long as the hub lives; at its end the worker kills its own group;
-- the parent-death signal of Linux, which also ends a worker that is stopped.
+- the parent-death signal of Linux, which also ends a worker that is stopped or deep in native code.
+The signal may be first, and then nobody here can end the worker's own children: the hub's guard process does that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def accept_invitation() -> Invitation:
         _refuse("this module is started by offbeat and cannot be run by hand")
     # Ctrl-C is the controller's business: it reaches the workers as a shutdown message.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
+    # Only the thread that crashed: the others would push the reason out of sight.
+    faulthandler.enable(all_threads=False)
     # A look inside a worker that hangs: kill -USR1 <pid> writes every thread's stack to its log.
     faulthandler.register(signal.SIGUSR1)
     line = _read_line()

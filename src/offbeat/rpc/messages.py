@@ -253,13 +253,17 @@ class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreCall(Arguments, frozen=True):
-    """Score items with one function. A group function gets all items at once, others one at a time."""
+    """Score items with one function. A group function gets the items of a group at once, others one at a time."""
 
     function: str
     items: tuple[RewardItem, ...]
+    groups: tuple[int, ...] = ()
+    """Sizes of the groups that follow each other in `items`, for a group function; empty: all items are one group."""
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float | None, ...]
-    """None where the function failed; `errors` then has its text at the same place."""
+    """None where the function abstained, or failed: `errors` then has its text at the same place."""
     errors: tuple[str | None, ...]
+    broken: tuple[int, ...] = ()
+    """Places where the function did not fail but broke its contract: returned no finite number, or a wrong count."""

@@ -27,7 +27,7 @@ from offbeat.rpc import guard
 from offbeat.rpc.guard import end_session, stat_fields
 
 TAIL_LINES = 20
-TAIL_BYTES = 8192
+TAIL_BYTES = 16_384
 _POLL_S = 0.05
 
 
@@ -144,10 +144,9 @@ class Child:
         if self._popen.returncode is None:
             end_session(self.pid)
 
-    def kill_and_wait(self) -> None:
+    def kill_and_wait(self) -> int:
         """For when no event loop runs any more. SIGKILL cannot be refused, so the wait is short."""
-        if self._popen.returncode is None:
-            self._reap()
+        return self._reap() if self._popen.returncode is None else self._popen.returncode
 
     def state(self) -> str:
         """The kernel's letter for the process: R running, S sleeping, D waiting for a device, T stopped; "" if gone."""
@@ -163,19 +162,67 @@ class Child:
                 text = file.read(TAIL_BYTES).decode("utf-8", "replace")
         except OSError as error:
             return f"({self.spec.log} cannot be read: {error.strerror or error})"
-        return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
+        lines = text.strip().splitlines()
+        # A crash report begins with its reason and may be long: the reason counts, not its last lines.
+        crashes = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
+        first = max(0, crashes[-1] - 5) if crashes else 0
+        return "\n".join(lines[first:][:TAIL_LINES] if crashes else lines[-TAIL_LINES:])
 
 
-def start_guard() -> subprocess.Popen[bytes]:
-    """The process that ends what is left when this one dies (see `guard`). Belongs to the hub."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(guard.__file__)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        bufsize=0,
-    )
+class Guard:
+    """The process that ends what is left when this one dies (see `guard`). Started again should it be gone itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._groups: set[int] = set()
+        self._start()
+
+    def _start(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(guard.__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._tell(b"= " + os.fsencode(self._folder))
+        for group in self._groups:
+            self._tell(b"+ %d" % group)
+
+    def add(self, group: int) -> None:
+        self._groups.add(group)
+        self._tell(b"+ %d" % group)
+
+    def discard(self, group: int) -> None:
+        self._groups.discard(group)
+        self._tell(b"- %d" % group)
+
+    def check(self) -> None:
+        """Starts another one if it has ended."""
+        if self._popen.poll() is not None:
+            self._close_pipe()
+            self._start()
+
+    def close(self) -> None:
+        """Ends and reaps it. Groups still on its list are killed, the folder is removed."""
+        self._close_pipe()
+        try:
+            self._popen.wait(2)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _close_pipe(self) -> None:
+        assert self._popen.stdin is not None
+        with suppress(OSError):
+            self._popen.stdin.close()
+
+    def _tell(self, line: bytes) -> None:
+        assert self._popen.stdin is not None
+        # It may have just ended: the next check starts another one with the whole list.
+        with suppress(OSError, ValueError):
+            self._popen.stdin.write(line + b"\n")
 
 
 def describe_exit(code: int) -> str:

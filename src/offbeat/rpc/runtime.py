@@ -39,7 +39,7 @@ def runtime_roots() -> list[Path]:
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     if session and os.access(session, os.W_OK | os.X_OK) and Path(session).is_dir():
         roots.insert(0, Path(session))
-    return roots
+    return list(dict.fromkeys(roots))
 
 
 def create_runtime_folder() -> Path:

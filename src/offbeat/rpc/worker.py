@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
 
@@ -127,6 +128,11 @@ class Worker:
                 self._hub.send(self.identity, codec.encode("cancel", Cancel(stacks=slow), id=call))
         return self._result(method, message, result)
 
+    @property
+    def pending_calls(self) -> int:
+        """Calls that somebody waits for."""
+        return len(self._pending)
+
     async def _send(self, frames: list[Frame], future: asyncio.Future[Message], method: str, deadline: float) -> None:
         """Hands the frames to the socket; while the peer's queue is full, tries again until the deadline."""
         while not self._hub.send(self.identity, frames):
@@ -203,7 +209,10 @@ class Worker:
     def abandon(self) -> None:
         """Ends and reaps it without the event loop."""
         self._asked = self._asked or "killed by the controller"
-        self.child.kill_and_wait()
+        code = self.child.kill_and_wait()
+        # At interpreter exit the loop is closed, and nobody waits.
+        with suppress(RuntimeError):
+            self._conclude(code)
 
     async def _exited(self, timeout_s: float) -> bool:
         await asyncio.wait([self.child.exited], timeout=timeout_s)
@@ -232,6 +241,8 @@ class Worker:
 
     def _conclude(self, code: int) -> None:
         """The end, told once to everybody who waits."""
+        if self._end is not None:
+            return
         self._hub.drain()
         self._hub.ended(self)
         cause = self._asked or self._cause or describe_exit(code)

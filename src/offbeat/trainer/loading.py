@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -60,7 +60,9 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     transformers does so in modules in training mode only. Those are switched to it one by one, and everything that
     could then be random is set to 0, so that scores stay a function of weights and tokens.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Renamed in transformers 5.
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):

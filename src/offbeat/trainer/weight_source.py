@@ -6,7 +6,7 @@ Nothing is gathered at once: sharded parameters (FSDP2) become whole one at a ti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offbeat.rpc.messages import Manifest
 from offbeat.weights.manifest import LiveCheckpoint, build_manifest
@@ -29,5 +29,5 @@ class ModelWeightSource:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors in manifest order, at their own dtype. Collective when parameters are sharded."""
         for name, tensor in self._checkpoint.read()[0].items():
-            whole = getattr(tensor, "full_tensor", None)  # a DTensor: every rank gathers
-            yield name, whole() if callable(whole) else tensor
+            whole: Any = getattr(tensor, "full_tensor", None)  # a DTensor: every rank gathers
+            yield name, tensor if whole is None else whole()

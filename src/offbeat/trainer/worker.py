@@ -48,7 +48,7 @@ class TrainerService:
     def describe(self, call: Nothing) -> TrainerDescription:
         model, counters = self._learner.model, self._learner.counters
         return TrainerDescription(
-            torch_version=torch.__version__,
+            torch_version=str(torch.__version__),
             parameters=sum(p.numel() for p in model.parameters()),
             vocab_size=head_rows(model),
             dtype=self._dtype,

@@ -5,20 +5,26 @@ process-group constructors.
     anything else            whatever was registered with `torch.distributed.Backend.register_backend` (hccl does it on
                              `import torch_npu`; a plug-in of yours does it at import)
 
-Nothing global is touched: no default group, no shared store, no environment variable. Everything here may block and runs
-in a lane. Sockets of gloo are bound to the address that the caller gives, never to what the host's name resolves to.
+Nothing global is touched: no default group, no shared store, no environment variable. Everything here may block and
+runs in a lane. Sockets of gloo are bound to the address that the caller gives, never to what the host's name resolves
+to.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from offbeat.errors import WeightSyncError
+
+dist: Any = torch.distributed
+"""Stores and group classes are public in torch.distributed, but its type information does not export them."""
+Store: TypeAlias = Any
+"""A `torch.distributed.Store`."""
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "xccl": "xpu"}
 
@@ -27,7 +33,7 @@ class Group:
     """A process group of `members`; rank 0 sends. Blocking. `close` before the last reference goes."""
 
     def __init__(
-        self, backend: str, store: dist.Store, *, name: str, rank: int, members: int, address: str, timeout_s: float
+        self, backend: str, store: Store, *, name: str, rank: int, members: int, address: str, timeout_s: float
     ) -> None:
         """Waits for every member. `name` keys this group in the store; `address` is this machine's own, numeric."""
         require_backend(backend)
@@ -83,9 +89,9 @@ def collective_version(backend: str) -> str:
     """What must agree between members, e.g. `nccl 2.27.3`; for gloo the torch release that bundles it."""
     require_backend(backend)
     if backend == "nccl":
-        import torch.cuda.nccl
+        from torch.cuda.nccl import version as nccl_version
 
-        version = torch.cuda.nccl.version()
+        version = nccl_version()
         return "nccl " + ".".join(str(part) for part in version)
     return f"torch {torch.__version__} {backend}"
 
@@ -96,7 +102,7 @@ def _class_suffix(backend: str) -> str:
 
 def _gloo_options(address: str, limit: timedelta) -> Any:
     cls: Any = dist.ProcessGroupGloo
-    options = (getattr(cls, "Options", None) or cls._Options)()  # torch < 2.7 has the private name only
+    options = cls._Options()  # torch exports gloo's options under this name only (`Options` is the base class's)
     # Without a device of its own gloo binds to the address of the host's *name*, which may be loopback.
     options._devices = [cls.create_device(hostname=address)]
     options._timeout = limit
@@ -109,9 +115,7 @@ def _registry() -> dict[str, Any]:
     return {name.lower(): plugin for name, plugin in plugins.items()}
 
 
-def _from_registry(
-    backend: str, store: dist.Store, rank: int, members: int, limit: timedelta
-) -> tuple[Any, torch.device]:
+def _from_registry(backend: str, store: Store, rank: int, members: int, limit: timedelta) -> tuple[Any, torch.device]:
     plugin = _registry()[backend]
     if getattr(plugin, "extended_api", False):
         raise WeightSyncError(

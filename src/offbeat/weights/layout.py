@@ -3,8 +3,8 @@
 Two things differ between a module tree in memory and what `save_pretrained` writes:
 
 - wrappers (`torch.compile`, DDP, FSDP, activation checkpointing) put a prefix of their own into names, at any level and
-  more than one deep. Names are built here by walking the modules and stepping through wrapper *objects*, so that a layer
-  which is really called `module` keeps its name;
+  more than one deep. Names are built here by walking the modules and stepping through wrapper *objects*, so that a
+  layer which is really called `module` keeps its name;
 - transformers keeps some weights fused in memory (the experts of a mixture) and splits them on disk. Its own
   `revert_weight_conversion` is asked what it does, once, with numbered elements in place of weights; each tensor on
   disk then becomes a strided view of the live memory, which can be read and written without a copy. What is not such a
@@ -17,7 +17,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor on disk as a view of one tensor in memory. `strides` and `offset` count elements in row-major order."""
+    """One tensor on disk as a view of one tensor in memory. `strides` and `offset` count elements, row-major."""
 
     memory: str
     shape: tuple[int, ...]
@@ -120,7 +120,9 @@ def disk_places(model: nn.Module, memory: Mapping[str, Tensor]) -> dict[str, Pla
     for fused in layers.values():
         places |= _split_places(inner, fused, revert)
     if missing := [name for name in moved if name not in places]:
-        raise WeightSyncError(f"{missing[0]}: on disk it is made of several layers' weights, so it cannot be synchronised.")
+        raise WeightSyncError(
+            f"{missing[0]}: on disk it is made of several layers' weights, so it cannot be synchronised."
+        )
     return places
 
 
@@ -149,7 +151,9 @@ def _place(name: str, numbered: Tensor, first: list[tuple[int, str]], fused: Map
         shape = [1] * numbered.dim()
         shape[dim] = size
         expected = expected + (torch.arange(size) * strides[dim]).view(shape)
-    inside = corner + sum((n - 1) * s for n, s in zip(place.shape, strides, strict=True)) < start + fused[memory].numel()
+    inside = (
+        corner + sum((n - 1) * s for n, s in zip(place.shape, strides, strict=True)) < start + fused[memory].numel()
+    )
     if min(strides, default=0) < 0 or not inside or not torch.equal(expected.expand_as(numbered), numbered):
         raise WeightSyncError(
             f"{name}: on disk this tensor is no plain slice of the model's {memory}, so it cannot be synchronised. "
@@ -160,12 +164,12 @@ def _place(name: str, numbered: Tensor, first: list[tuple[int, str]], fused: Map
 
 @functools.cache
 def _revert_conversion() -> Revert | None:
-    """transformers' own function from memory layout to disk layout; None before transformers 5, which had one layout."""
+    """transformers' own function from memory layout to disk layout; None before transformers 5 (one layout)."""
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
         return None
-    return revert_weight_conversion
+    return cast(Revert, revert_weight_conversion)
 
 
 def alias_names(model: nn.Module, memory: Mapping[str, Tensor]) -> dict[str, str]:
@@ -190,5 +194,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _declared_aliases(model: nn.Module) -> Iterable[str]:
-    declared = getattr(unwrap(model), "all_tied_weights_keys", None) or getattr(unwrap(model), "_tied_weights_keys", None)
+    declared = getattr(unwrap(model), "all_tied_weights_keys", None) or getattr(
+        unwrap(model), "_tied_weights_keys", None
+    )
     return tuple(declared or ())

@@ -1,8 +1,8 @@
 """What a transfer carries: names, shapes and dtypes of the checkpoint on disk, and which names are tied to which.
 
 The trainer builds a manifest of its own model, the engine compares it with what its own model needs; both compare its
-hash before the first byte moves. Tying is decided from storages on each side, never from a config: an alias is stated in
-`Manifest.tied` and not sent. Persistent buffers belong to the checkpoint, non-persistent ones do not.
+hash before the first byte moves. Tying is decided from storages on each side, never from a config: an alias is stated
+in `Manifest.tied` and not sent. Persistent buffers belong to the checkpoint, non-persistent ones do not.
 """
 
 from __future__ import annotations

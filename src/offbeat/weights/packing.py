@@ -88,3 +88,10 @@ def _buckets(entries: Sequence[TensorEntry], limit: int) -> Iterator[Bucket]:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
+
+
+def phase_of(verb: str, number: int, plan: Sequence[Bucket], entries: Sequence[TensorEntry]) -> str:
+    """What a person reads when bucket `number` is where it stopped: its place in the plan and the tensors in it."""
+    pieces = plan[number].pieces
+    first, last = entries[pieces[0].entry].name, entries[pieces[-1].entry].name
+    return f"{verb} bucket {number + 1} of {len(plan)} ({first} … {last})"

@@ -6,8 +6,8 @@
            ended ◀── the first error of any member, in its own words
 
 Each group has a fresh store on a fresh port: a late member of an earlier group finds nobody, or another nonce, and is
-turned away. Closing the store frees every member that waits in it. Clients block while they wait, so each member has two:
-one for the group's own rendezvous, one for the watcher.
+turned away. Closing the store frees every member that waits in it. Clients block while they wait, so each member has
+two: one for the group's own rendezvous, one for the watcher.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import socket
 import time
 from datetime import timedelta
 
-import torch.distributed as dist
-
 from offbeat.errors import ConfigError, WeightSyncError
 from offbeat.network import Endpoint, listen
+from offbeat.weights.group import Store, dist
 
 _NAME_KEY = "offbeat/nonce"
 _ENDED_KEY = "offbeat/ended"
@@ -36,7 +35,7 @@ class Rendezvous:
             raise WeightSyncError(f"weights.host: {error}") from error
         limit = timedelta(seconds=timeout_s)
         # The store owns the descriptor from here on and closes it with itself.
-        self._store: dist.TCPStore | None = dist.TCPStore(
+        store = dist.TCPStore(
             self.endpoint.host,
             self.endpoint.port,
             members,
@@ -45,14 +44,15 @@ class Rendezvous:
             wait_for_workers=False,
             master_listen_fd=bound.detach(),
         )
-        self._store.set(_NAME_KEY, nonce)
+        store.set(_NAME_KEY, nonce)
+        self._store: Store | None = store
 
     def close(self) -> None:
         """Ends the rendezvous: members that wait in it get an error at once."""
         self._store = None
 
 
-def connect(endpoint: Endpoint, nonce: str, rank: int, timeout_s: float) -> tuple[dist.TCPStore, dist.TCPStore]:
+def connect(endpoint: Endpoint, nonce: str, rank: int, timeout_s: float) -> tuple[Store, Store]:
     """This member's two clients: (for the group, for the watcher). WeightSyncError if this is not the group meant."""
     deadline = time.monotonic() + timeout_s
     _reach(endpoint, timeout_s)
@@ -68,12 +68,12 @@ def connect(endpoint: Endpoint, nonce: str, rank: int, timeout_s: float) -> tupl
     return store, watch
 
 
-def say_ended(watch: dist.TCPStore, text: str) -> None:
+def say_ended(watch: Store, text: str) -> None:
     """Tell every member that this group is over and why. The first text stays."""
     watch.compare_set(_ENDED_KEY, "", text)
 
 
-def heard_ended(watch: dist.TCPStore) -> str | None:
+def heard_ended(watch: Store) -> str | None:
     """What a member said with `say_ended`; None while the group goes on. Raises when the store is gone."""
     return watch.get(_ENDED_KEY).decode() if watch.check([_ENDED_KEY]) else None
 
@@ -89,6 +89,6 @@ def _reach(endpoint: Endpoint, timeout_s: float) -> None:
         ) from error
 
 
-def _client(endpoint: Endpoint, timeout_s: float) -> dist.TCPStore:
+def _client(endpoint: Endpoint, timeout_s: float) -> Store:
     limit = timedelta(seconds=timeout_s)
     return dist.TCPStore(endpoint.host, endpoint.port, None, is_master=False, timeout=limit, wait_for_workers=False)

@@ -8,8 +8,8 @@ An engine:
       └──── fail ─────┘ └───────────────│───── begin ──────┘ │
       └──── fail ───────────────────────┘──── fail ──────────┘
 
-Only SERVING answers requests, only PROBING answers the parity probe. `version` rises at `commit` and nowhere else. After
-any failure the engine is STALE, whatever it held before: part of its memory may be of another version.
+Only SERVING answers requests, only PROBING answers the parity probe. `version` rises at `commit` and nowhere else.
+After any failure the engine is STALE, whatever it held before: part of its memory may be of another version.
 
 The controller goes through typed stages, each made from the one before it, so that a step cannot be left out or taken
 out of order: Offered → Prepared → Moved → Verified → Probed → committed.
@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from offbeat.errors import WeightSyncError
 from offbeat.rpc.messages import Manifest, WeightsMoved, WeightsOffered
+
+PEER_ENDED = "ended by another member"
+"""Part of every error that only reports what another member suffered: the first cause is the one without it."""
 
 StateName: TypeAlias = Literal["stale", "receiving", "probing", "serving"]
 
@@ -64,7 +67,7 @@ class EngineState:
             return self._admit(probe)
 
     @contextmanager
-    def request(self, *, probe: bool) -> Iterator[int]:
+    def request(self, *, probe: bool) -> Generator[int]:
         """`admit`, and counted as running until the block ends: `begin` waits for it."""
         with self._changed:
             version = self._admit(probe)

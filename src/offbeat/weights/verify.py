@@ -9,7 +9,8 @@ with M and C odd and pseudo-random (splitmix64). A multilinear hash: changing an
 elements, shifts, blocks of zeros and exchanged tensors change it. It guards against faults, not against forgery.
 
 Sums mod 2⁶⁴ do not depend on their order, so a digest can be put together from slices that start on a multiple of
-`ALIGN` bytes: the sender adds up slices as they leave in buckets, the engine takes whole tensors from its model's memory.
+`ALIGN` bytes: the sender adds up slices as they leave in buckets, the engine takes whole tensors from its model's
+memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Digest:
         self._sum = size * _SIZE_FACTOR & _MASK
 
     def add(self, data: Tensor, start: int) -> None:
-        """Add the bytes `data` (uint8, one-dimensional, contiguous) that lie at `start` (a multiple of 4) in the tensor."""
+        """Add `data` (uint8, flat, contiguous), which lies at byte `start` (a multiple of 4) of the tensor."""
         if start % 4:
             raise AssertionError(f"slice at byte {start}: slices start on a multiple of 4 bytes")
         whole = data.numel() - data.numel() % 4

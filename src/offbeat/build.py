@@ -1,0 +1,295 @@
+"""The composition root: from a config to checked inputs, and from those to running processes.
+
+    prepare(config) → Prepared     everything that can be wrong is found here; no process, no device
+    start(prepared) → System       engines, trainer and reward workers, connected and checked; ended on leaving
+
+The only module that knows which implementation stands behind each seam.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from offbeat.config import Config
+from offbeat.data.chat import decode_completions
+from offbeat.data.prompts import EvalSet as EvalData
+from offbeat.data.prompts import PromptStream, open_eval, open_train
+from offbeat.data.warmup import WarmupSet, open_warmup
+from offbeat.errors import ConfigError
+from offbeat.evaluate import EvalSet
+from offbeat.metrics.writer import RunFolder
+from offbeat.models import (
+    ModelFolder,
+    check_architecture,
+    inspect_model,
+    load_tokenizer,
+    stop_token_ids,
+)
+from offbeat.ports import Engine
+from offbeat.rewards.checks import check_rewards
+from offbeat.rewards.functions import inspect_function
+from offbeat.rewards.pool import RewardPool
+from offbeat.rollout.pool import EnginePool
+from offbeat.rollout.remote import RemoteEngine
+from offbeat.rollout.settings import EngineSettings
+from offbeat.rpc.client import Hub, Worker
+from offbeat.rpc.messages import EngineDescription, TrainerDescription
+from offbeat.rpc.process import ProcessSpec
+from offbeat.stages import generate_requests
+from offbeat.trainer.client import RemoteTrainer
+from offbeat.trainer.settings import TrainerSettings
+from offbeat.types import IntArray, Sampling
+from offbeat.weights.sync import Probe, WeightTransaction, check_hello
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROBE_PROMPTS = 4
+PROBE_SAMPLES = 2
+PROBE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config whose model, data and reward functions have been looked at and fit together."""
+
+    config: Config
+    model: ModelFolder
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    prompts: PromptStream
+    eval_data: tuple[EvalData, ...]
+    warmup: WarmupSet | None
+
+    @property
+    def eval_sets(self) -> tuple[EvalSet, ...]:
+        """With their own sampling where a set has it."""
+        return tuple(_eval_set(data, self.sampling) for data in self.eval_data)
+
+    @property
+    def reward_weights(self) -> Mapping[str, Mapping[str, float]]:
+        """Source or set → reward function → weight."""
+        data = {section.name: section.rewards for section in self.config.data}
+        return data | {data.name: data.rewards for data in self.eval_data}
+
+
+def _eval_set(data: EvalData, sampling: Sampling) -> EvalSet:
+    fields = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
+    own = {name: value for name in fields if (value := getattr(data.section, name)) is not None}
+    return EvalSet(
+        name=data.name,
+        prompts=data.prompts,
+        sampling=msgspec.structs.replace(sampling, **own),
+        samples_per_prompt=data.section.samples_per_prompt,
+        pass_threshold=data.section.pass_threshold,
+    )
+
+
+def prepare(config: Config) -> Prepared:
+    """Check everything that can be checked without starting a process. Raises `ConfigError` with all that it found.
+
+    Cheap checks come first: a wrong path is reported before any library is loaded.
+    """
+    model = inspect_model(config.model, config.revision, config.init)
+    _check_paths(config)
+    check_architecture(model)
+    tokenizer = load_tokenizer(model, config.sampling.chat_template)
+    problems: list[str] = []
+    prompts, eval_data, warmup = None, list[EvalData](), None
+    try:
+        prompts = open_train(config, tokenizer)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    for section in config.eval:
+        try:
+            eval_data.append(open_eval(config, section, tokenizer))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    try:
+        warmup = open_warmup(config, tokenizer)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if prompts is not None:
+        try:
+            check_rewards([*prompts.sources, *(data.source for data in eval_data)])
+        except ConfigError as error:
+            problems.extend(error.problems)
+    sampling = config.sampling.resolve(stop_token_ids(tokenizer, model))
+    problems.extend(_length_problems(config, model))
+    if not sampling.stop_token_ids:
+        problems.append(
+            f"model = {config.model!r}: neither tokenizer nor generation config names an end token, so no sample would "
+            "ever stop; set sampling.stop_token_ids."
+        )
+    if problems or prompts is None:
+        raise ConfigError(*problems)
+    return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup)
+
+
+def _length_problems(config: Config, model: ModelFolder) -> list[str]:
+    if model.max_length is None:
+        return []
+    longest = max(section.max_prompt_tokens for section in config.data)
+    total = longest + config.sampling.max_new_tokens
+    if total <= model.max_length:
+        return []
+    return [
+        f"sampling.max_new_tokens = {config.sampling.max_new_tokens} and data.max_prompt_tokens = {longest} make "
+        f"{total} tokens, but the model has {model.max_length} positions; lower one of them."
+    ]
+
+
+def _check_paths(config: Config) -> None:
+    """What needs no library to be found missing."""
+    problems: list[str] = []
+    specs = [name for section in config.data for name in section.rewards]
+    specs += [name for section in config.eval for name in section.rewards or ()]
+    for spec in dict.fromkeys(specs):
+        try:
+            inspect_function(spec)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    python = config.rollout.python
+    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        problems.append(
+            f"rollout.python = {python!r}: no such program; give the path of a Python interpreter that has offbeat "
+            "installed, e.g. /path/to/venv/bin/python."
+        )
+    if problems:
+        raise ConfigError(*problems)
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class System:
+    """The running processes of a run, behind their seams."""
+
+    trainer_worker: Worker
+    engine_workers: tuple[Worker, ...]
+    trainer: RemoteTrainer
+    engine: Engine
+    reward: RewardPool
+    weights: WeightTransaction
+    trainer_description: TrainerDescription
+    engine_descriptions: tuple[EngineDescription, ...]
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Those whose end is the end of the run; reward workers are replaced by their pool."""
+        return (self.trainer_worker, *self.engine_workers)
+
+
+@asynccontextmanager
+async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]:
+    """Start every process; all of them have ended when the block is left."""
+    config = prepared.config
+    async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub:
+        specs = [_trainer_spec(config, folder), *_engine_specs(config, folder)]
+        reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
+        trainer = RemoteTrainer(trainer_worker, config.limits)
+        engines = [RemoteEngine(worker, config.limits) for worker in engine_workers]
+        descriptions = tuple(await asyncio.gather(*(engine.describe() for engine in engines)))
+        trainer_description = await trainer.describe()
+        check_hello(trainer_description, descriptions, dtype=config.engine_dtype)
+        yield System(
+            trainer_worker=trainer_worker,
+            engine_workers=tuple(engine_workers),
+            trainer=trainer,
+            engine=EnginePool(engines),
+            reward=reward,
+            weights=WeightTransaction(
+                trainer_worker, engine_workers, config.weights, config.engine_dtype, _probe(prepared)
+            ),
+            trainer_description=trainer_description,
+            engine_descriptions=descriptions,
+        )
+
+
+async def _start_all(
+    hub: Hub, prepared: Prepared, specs: list[ProcessSpec], folder: RunFolder
+) -> tuple[RewardPool, list[Worker]]:
+    """All at once; the first failure ends the others and is the one that is raised."""
+    config = prepared.config
+
+    def decode(completions: Sequence[IntArray]) -> list[str]:
+        return decode_completions(prepared.tokenizer, completions, prepared.sampling.stop_token_ids)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            pool = group.create_task(
+                RewardPool.start(
+                    hub, config.rewards, prepared.reward_weights, decode, folder.logs, start_s=config.limits.start_s
+                )
+            )
+            workers = [group.create_task(hub.start(spec, start_s=config.limits.start_s)) for spec in specs]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return pool.result(), [worker.result() for worker in workers]
+
+
+def threads_each(config: Config) -> int:
+    """CPU threads of a process that has none set: the cores, shared out evenly between trainer and engines."""
+    return max(1, len(os.sched_getaffinity(0)) // (config.rollout.replicas + 1))
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _trainer_spec(config: Config, folder: RunFolder) -> ProcessSpec:
+    threads = config.trainer.threads or threads_each(config)
+    settled = config.model_copy(update={"trainer": config.trainer.model_copy(update={"threads": threads})})
+    return ProcessSpec(
+        name="trainer-0",
+        module="offbeat.trainer.worker",
+        settings=msgspec.to_builtins(TrainerSettings.of(settled)),
+        log=folder.log("trainer-0"),
+        env=_environment(threads),
+    )
+
+
+def _engine_specs(config: Config, folder: RunFolder) -> list[ProcessSpec]:
+    match config.rollout.engine:
+        case "hf":
+            module = "offbeat.rollout.worker"
+        case other:  # pyright: ignore[reportUnnecessaryComparison] (one engine so far)
+            assert_never(other)
+    threads = config.rollout.threads or threads_each(config)
+    settings = EngineSettings(
+        model=config.model,
+        revision=config.revision,
+        dtype=config.engine_dtype,
+        device=config.rollout.device,
+        threads=threads,
+        max_rows=config.rollout.max_rows,
+    )
+    return [
+        ProcessSpec(
+            name=f"engine-{index}",
+            module=module,
+            settings=msgspec.to_builtins(settings),
+            log=folder.log(f"engine-{index}"),
+            python=config.rollout.python,
+            env=_environment(threads),
+        )
+        for index in range(config.rollout.replicas)
+    ]
+
+
+def _probe(prepared: Prepared) -> Probe:
+    """A few short samples of the first prompts, at the run's own sampling."""
+    prompts = prepared.prompts.batch(0)[:PROBE_PROMPTS]
+    tokens = min(PROBE_TOKENS, prepared.sampling.max_new_tokens)
+    return Probe(
+        requests=tuple(generate_requests(prompts, PROBE_SAMPLES, prepared.config.seed)),
+        sampling=msgspec.structs.replace(prepared.sampling, max_new_tokens=tokens),
+    )

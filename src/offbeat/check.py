@@ -1,0 +1,105 @@
+"""`offbeat check`: what a run would do, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from offbeat.build import Prepared, prepare
+from offbeat.config import Config
+from offbeat.memory import estimate_memory, read_shape
+from offbeat.metrics.status import batch_arithmetic
+
+PROMPT_CHARACTERS = 1500
+
+
+def check(config: Config, *, tokens: bool, console: Console | None = None) -> None:
+    """Print it. Raises `ConfigError` with every problem found."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    prepared = prepare(config)
+    for label, text in rows(prepared):
+        out.print(f"[bold]{label:<8}[/bold]{escape(text)}")
+    prompt = prepared.prompts.batch(0)[0]
+    shown = prompt.text[:PROMPT_CHARACTERS].replace("\n", "⏎\n        ")
+    more = f" … {len(prompt.text) - PROMPT_CHARACTERS} more characters" if len(prompt.text) > PROMPT_CHARACTERS else ""
+    out.print(f"[bold]prompt  [/bold]{escape(shown + more)}   ({len(prompt.token_ids)} tokens, {prompt.id})")
+    if tokens:
+        pieces = prepared.tokenizer.convert_ids_to_tokens([int(i) for i in prompt.token_ids])
+        for index, (token_id, piece) in enumerate(zip(prompt.token_ids, pieces, strict=True)):
+            out.print(f"        {index:>5}  {int(token_id):>7}  {escape(repr(piece))}")
+    else:
+        out.print("        --tokens shows its ids")
+
+
+def rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """(label, text) of everything but the prompt."""
+    config = prepared.config
+    shape = read_shape(str(prepared.model.folder), None)
+    longest = max(section.max_prompt_tokens for section in config.data)
+    memory = estimate_memory(config, shape, longest)
+    sampling = prepared.sampling
+    found = [
+        ("model", f"{Path(config.model).name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
+        ("memory", f"about {_gib(memory.trainer)} for the trainer, {_gib(memory.engine)} for each engine"),
+        (
+            "batch",
+            batch_arithmetic(
+                prompts=config.prompts_per_step,
+                samples_per_prompt=config.samples_per_prompt,
+                updates=config.updates_per_step,
+                epochs=config.epochs_per_batch,
+                max_staleness=config.max_staleness,
+            ),
+        ),
+        (
+            "engines",
+            f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype} · weights over "
+            f"{config.weights.backend} on {config.weights.host}",
+        ),
+    ]
+    for source in prepared.prompts.sources:
+        epoch = len(source.kept) / config.prompts_per_step
+        text = f"{source.name}: {len(source.kept):,} rows · {source.dropped} too long · {epoch:.1f} steps per epoch"
+        found.append(("data", f"{text} · rewards {_rewards(source.section.rewards)}"))
+    for data in prepared.eval_data:
+        samples = data.section.samples_per_prompt
+        found.append(
+            ("eval", f"{data.name}: {len(data.prompts)} prompts × {samples} · rewards {_rewards(data.rewards)}")
+        )
+    found.append(
+        (
+            "sample",
+            f"temperature {sampling.temperature:g} · top_p {sampling.top_p:g} · top_k {sampling.top_k} · "
+            f"min_p {sampling.min_p:g} · at most {sampling.max_new_tokens} new tokens",
+        )
+    )
+    stops = ", ".join(f"{prepared.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sampling.stop_token_ids)
+    unused = " ".join(f"{key}={value}" for key, value in prepared.model.unused_generation_config.items())
+    found.append(("stop", stops + (f" · NOT used of generation_config.json: {unused}" if unused else "")))
+    loss = config.loss
+    found.append(
+        (
+            "recipe",
+            f"{config.recipe} · std scaling {'on' if loss.scale_by_std else 'off'} · clip {loss.clip_low:g}/"
+            f"{loss.clip_high:g} · dual clip {loss.dual_clip or 'off'} · {loss.aggregation} · lr {config.trainer.lr:g} "
+            f"({config.trainer.schedule} after {config.trainer.warmup_steps} updates)",
+        )
+    )
+    return found
+
+
+def _rewards(functions: dict[str, float]) -> str:
+    return ", ".join(f"{name.rsplit('/', 1)[-1]} × {weight:g}" for name, weight in functions.items())
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size < 2**30 * 10 else f"{size / 2**30:.0f} GiB"

@@ -1,0 +1,138 @@
+"""The `hf` engine as a process: `python -m offbeat.rollout.worker`, started and called by the controller.
+
+    main thread   describe, generate, resume and the weights, strictly one after the other: no step overlaps a load
+    I/O thread    pause: closes admission at once; `abort` cuts the running samples short at their next token
+
+The model starts with random weights and is STALE: nothing is generated before a verified transfer. Keys and values
+live within one `generate` call, so no cache survives a weight update. torch is imported in `build`, when the
+connection is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from offbeat.errors import RunError
+from offbeat.faults import point
+from offbeat.rollout.settings import EngineSettings
+from offbeat.rpc.messages import EngineDescription, GenerateCall, GenerateResult, Nothing, PauseCall
+from offbeat.rpc.server import Method, Progress, WorkerContext, serve
+
+if TYPE_CHECKING:
+    from offbeat.rollout.hf import HfSampler
+    from offbeat.weights.session import EngineState
+
+CAPABILITIES = (
+    "logprobs of the sampled distribution",
+    "seed per sample",
+    "shared prefill",
+    "abort",
+)
+UNLIMITED = 2**31 - 1
+"""`max_length` of a model that has no limit of positions."""
+
+
+class EngineService:
+    """The four methods that are not about weights."""
+
+    def __init__(self, name: str, sampler: HfSampler, state: EngineState, describe: Callable[[], EngineDescription]):
+        self._name = name
+        self._sampler = sampler
+        self._state = state
+        self._describe = describe
+        self._paused = threading.Event()
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            "describe": Method(Nothing, lambda _: self._describe()),
+            "generate": Method(GenerateCall, self.generate),
+            "pause": Method(PauseCall, self.pause, urgent=True),
+            # In the queue of the main thread: behind the samples that an abort cuts short, so that it cannot undo it.
+            "resume": Method(Nothing, self.resume),
+        }
+
+    def generate(self, call: GenerateCall) -> GenerateResult:
+        if self._paused.is_set():
+            raise RunError(f"{self._name} is paused and takes no requests: resume it first.")
+        with self._state.request(probe=call.probe) as version:
+            point("engine.generate")
+            started_s = time.monotonic()
+            rollouts = self._sampler.generate(call.requests, call.sampling, version)
+            return GenerateResult(rollouts=tuple(rollouts), busy_s=time.monotonic() - started_s)
+
+    def pause(self, call: PauseCall) -> None:
+        """Returns at once; the reply to a later `describe` says that the running call has ended."""
+        self._paused.set()
+        if call.mode == "abort":
+            self._sampler.aborting.set()
+
+    def resume(self, _: Nothing) -> None:
+        self._sampler.aborting.clear()
+        self._paused.clear()
+
+
+class TokenCount:
+    """Tokens sampled since the start of the process, as the engine's sign of progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tokens = 0
+
+    def add(self, count: int) -> None:
+        point("engine.step")
+        self._tokens += count
+        self._progress.advance(tokens=self._tokens)
+
+
+def build(context: WorkerContext) -> Mapping[str, Method]:
+    """Build the model; all weights come with the first transfer."""
+    settings = msgspec.convert(dict(context.settings), EngineSettings)
+    point("engine.init")
+    context.progress.advance(note="loading libraries")
+    import torch
+    import transformers
+
+    from offbeat.devices import choose_device
+    from offbeat.rollout.empty_model import empty_model
+    from offbeat.rollout.hf import HfSampler
+    from offbeat.rollout.weight_sink import ModelWeightSink
+    from offbeat.weights.receiver import WeightReceiver
+    from offbeat.weights.session import EngineState
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    context.progress.advance(note=f"building the model on {device}")
+    model = empty_model(settings.model, settings.revision, settings.dtype, device)
+    point("engine.after_load")
+    context.progress.advance(note="ready")
+    state = EngineState()
+    sampler = HfSampler(
+        model, name=context.name, max_rows=settings.max_rows, on_tokens=TokenCount(context.progress).add
+    )
+
+    def describe() -> EngineDescription:
+        return EngineDescription(
+            engine="hf",
+            engine_version=transformers.__version__,
+            torch_version=str(torch.__version__),
+            weights_version=state.version,
+            state=state.name,
+            vocab_size=sampler.forward.vocab_size,
+            dtype=settings.dtype,
+            device=str(device),
+            capabilities=CAPABILITIES,
+            max_length=sampler.forward.max_length or UNLIMITED,
+        )
+
+    receiver = WeightReceiver(ModelWeightSink(model, settings.dtype), state, context.progress)
+    return {**EngineService(context.name, sampler, state, describe).methods(), **receiver.methods()}
+
+
+if __name__ == "__main__":
+    serve(build)

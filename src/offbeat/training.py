@@ -1,0 +1,435 @@
+"""A whole run from Python: `offbeat.run(config)`; the commands call the same functions.
+
+    prepare ─ start processes ─ (load a checkpoint | supervised warm-up) ─ loop ─ last words
+
+Whatever ends a run, the processes have ended before these functions return. Ctrl-C once: the step at hand is finished
+and saved; twice: ended now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offbeat.build import Prepared, System, prepare, start
+from offbeat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
+from offbeat.config import Config, load_config, parse_config, read_toml
+from offbeat.data.prompts import DataPosition
+from offbeat.errors import ConfigError, RunError, WorkerDied
+from offbeat.evaluate import EvalResult, evaluate
+from offbeat.loops import Stages
+from offbeat.loops.on_policy import on_policy
+from offbeat.loops.one_step import one_step
+from offbeat.metrics.display import Display, SilentDisplay
+from offbeat.metrics.spans import Timeline
+from offbeat.metrics.status import Activity, Header, batch_arithmetic
+from offbeat.metrics.summary import Summary
+from offbeat.metrics.writer import RunFolder, metrics_file, read_metrics, samples_file
+from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
+from offbeat.stages import RunStages, Sampled
+
+T = TypeVar("T")
+CULPRIT_S = 2.0
+"""When a call fails, how long to wait for news of a process that ended: that is the better explanation."""
+ACTIVITY_S = 0.25
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gives back."""
+
+    folder: Path
+    history: tuple[Mapping[str, Any], ...]
+    """The records of metrics.jsonl, one a step."""
+    evaluations: tuple[EvalResult, ...]
+    checkpoint: Path | None
+    """The newest checkpoint."""
+    interrupted: bool
+    """True when the run was told to stop before its last step."""
+
+
+def run(
+    config: Config | Mapping[str, Any] | Path | str,
+    *overrides: str,
+    reward: Callable[..., Any] | None = None,
+    run_dir: Path | str | None = None,
+    display: Display | None = None,
+) -> RunResult:
+    """Train; returns when the run has ended.
+
+    Args:
+        config: a `Config`, the plain values of one, or the path of a TOML file.
+        overrides: `"trainer.lr=1e-5"`, as on the command line.
+        reward: a top-level function of a file, used by every `[[data]]` source in place of its `rewards`.
+        run_dir: default `runs/<name>-<time>`.
+        display: default: nothing is shown.
+
+    Raises:
+        ConfigError: before any process was started.
+        RunError: the run failed.
+    """
+    name = Path(config).stem if isinstance(config, str | Path) else "run"
+    folder = None if run_dir is None else Path(run_dir)
+    return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=display or SilentDisplay())
+
+
+def resolve(
+    config: Config | Mapping[str, Any] | Path | str,
+    overrides: Sequence[str] = (),
+    reward: Callable[..., Any] | None = None,
+) -> Config:
+    """The config that a run would use. Raises `ConfigError`."""
+    from offbeat.rewards.functions import function_spec
+
+    if isinstance(config, str | Path):
+        values, folder = read_toml(Path(config)), Path(config).resolve().parent
+    else:
+        values = config.model_dump(mode="json") if isinstance(config, Config) else dict(config)
+        folder = Path.cwd()
+    if reward is not None:
+        rewards = {function_spec(reward): 1.0}
+        values = {**values, "data": [{**section, "rewards": rewards} for section in values.get("data", [])]}
+    return parse_config(values, overrides, folder=folder)
+
+
+def train(config: Config, *, name: str, run_dir: Path | None, display: Display) -> RunResult:
+    """A new run."""
+    prepared = prepare(config)
+    folder = RunFolder.create(name, run_dir=run_dir)
+    folder.write_config(config.model_dump(mode="json"))
+    return _run(prepared, folder, display, checkpoint=None)
+
+
+def resume(path: Path, overrides: Sequence[str], *, display: Display) -> RunResult:
+    """Continue a run from its newest complete checkpoint, with the config that it was started with."""
+    folder = RunFolder.open(path)
+    config = parse_config(folder.read_config(), overrides)
+    checkpoint, skipped = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
+    for sentence in skipped:
+        display.warn(sentence)
+    if checkpoint is None:
+        raise ConfigError(
+            f"{path} has no complete checkpoint to continue from; start it anew with `offbeat train`, and set "
+            "checkpoint.every_steps to save on the way."
+        )
+    if checkpoint.step >= config.steps:
+        raise ConfigError(
+            f"{path} has done all its {config.steps} steps; continue with more: "
+            f"offbeat resume {path} steps={config.steps * 2}."
+        )
+    prepared = prepare(config)
+    prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
+    folder.write_config(config.model_dump(mode="json"))
+    return _run(prepared, folder, display, checkpoint=checkpoint)
+
+
+def evaluate_only(
+    target: Path, overrides: Sequence[str], *, step: int | None, display: Display
+) -> tuple[EvalResult, ...]:
+    """The [[eval]] sets of a config's model, or of a run's checkpoint. Trains nothing, writes into no run."""
+    checkpoint = None
+    if target.is_dir():
+        folder = RunFolder.open(target)
+        config = parse_config(folder.read_config(), overrides)
+        checkpoint = _checkpoint_of(folder, config, step)
+    else:
+        config = load_config(target, overrides)
+    if not config.eval:
+        raise ConfigError(f"{target} has no [[eval]] set; add one with a name and a source.")
+    prepared = prepare(config)
+    with contextlib.ExitStack() as stack:
+        import tempfile
+
+        logs = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-eval-"))))
+        logs.logs.mkdir()
+        return asyncio.run(_evaluate(prepared, logs, checkpoint, display))
+
+
+def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Checkpoint:
+    if step is not None:
+        try:
+            return open_checkpoint(folder.checkpoints / f"step-{step}")
+        except RunError as error:
+            there = sorted(int(p.name[5:]) for p in folder.checkpoints.glob("step-*") if p.name[5:].isdigit())
+            raise ConfigError(f"checkpoint of step {step}: {error}; there are: {there}.") from error
+    checkpoint, _ = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
+    if checkpoint is None:
+        raise ConfigError(f"{folder.path} has no complete checkpoint to evaluate.")
+    return checkpoint
+
+
+async def _evaluate(
+    prepared: Prepared, logs: RunFolder, checkpoint: Checkpoint | None, display: Display
+) -> tuple[EvalResult, ...]:
+    display.begin(header(prepared))
+    display.phase("starting processes")
+    async with start(prepared, logs) as system:
+
+        async def main() -> tuple[EvalResult, ...]:
+            version = 0
+            if checkpoint is not None:
+                await system.trainer.load(str(checkpoint.folder / "trainer-0"))
+                version = checkpoint.state.weights_version
+            elif prepared.warmup is not None:
+                display.warn("the supervised warm-up is not run: this evaluates the model as it is given")
+            display.phase("first weight sync")
+            await system.weights.sync(version)
+            results = await evaluate(
+                prepared.eval_sets,
+                system.engine,
+                system.reward,
+                step=version,
+                version=version,
+                run_seed=prepared.config.seed,
+            )
+            for result in results:
+                display.evaluation(result)
+            return tuple(results)
+
+        async with _activity(system, display):
+            return await _unless_a_worker_dies(main(), system)
+
+
+# --- a training run -----------------------------------------------------------------------------------------------
+
+
+def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
+    try:
+        return asyncio.run(_train(prepared, folder, display, checkpoint))
+    finally:
+        display.close()
+
+
+@dataclass
+class _Interrupt:
+    """Ctrl-C or SIGTERM: the first finishes the step, the second ends now."""
+
+    display: Display
+    stages: RunStages | None = None
+    task: asyncio.Task[Any] | None = None
+    told: bool = False
+    signals: tuple[signal.Signals, ...] = field(default=(signal.SIGINT, signal.SIGTERM))
+
+    def __call__(self) -> None:
+        if self.stages is None or self.told:
+            if self.task is not None:
+                self.task.cancel()
+            return
+        self.told = True
+        self.stages.stop()
+        self.display.warn("stopping: the step at hand is finished and saved first (again to end now)")
+
+    @contextlib.contextmanager
+    def installed(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        installed: list[signal.Signals] = []
+        for number in self.signals:
+            with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: somebody else's signals
+                loop.add_signal_handler(number, self)
+                installed.append(number)
+        try:
+            yield
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+
+async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
+    first = checkpoint.step if checkpoint else 0
+    history = [r for r in read_metrics(folder) if r["step"] < first and "reward_mean" in r] if first else []
+    interrupt = _Interrupt(display, task=asyncio.current_task())
+    with (
+        interrupt.installed(),
+        metrics_file(folder, next_step=first) as metrics,
+        samples_file(folder, next_step=first) as samples,
+    ):
+        display.begin(header(prepared), history)
+        display.phase("starting processes")
+        async with start(prepared, folder) as system:
+            timeline = Timeline()
+            recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
+            stages = _stages(prepared, system, folder, recorder, checkpoint)
+
+            async def main() -> None:
+                await _bring_to_start(prepared, system, checkpoint, display, recorder)
+                interrupt.stages = stages
+                display.phase("first weight sync")
+                timeline.begin()
+                match prepared.config.max_staleness:
+                    case 0:
+                        await on_policy(stages)
+                    case 1:
+                        await one_step(stages)
+
+            async with _activity(system, display):
+                await _unless_a_worker_dies(main(), system)
+            recorder.finish(stages.version, stages.version)
+            return _result(prepared, folder, stages, recorder, display)
+
+
+def _stages(
+    prepared: Prepared, system: System, folder: RunFolder, recorder: RunRecorder, checkpoint: Checkpoint | None
+) -> RunStages:
+    config = prepared.config
+    first, version = (checkpoint.step, checkpoint.state.weights_version) if checkpoint else (0, 0)
+    return RunStages(
+        config=config,
+        sampling=prepared.sampling,
+        prompts=prepared.prompts,
+        engine=system.engine,
+        reward=system.reward,
+        trainer=system.trainer,
+        weights=system.weights,
+        evaluations=RunEvaluations(config, prepared.eval_sets, system.engine, system.reward, recorder),
+        saver=RunSaver(
+            config,
+            CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last),
+            system.trainer,
+            data=prepared.prompts.fingerprint(),
+            started_s=time.monotonic(),
+            elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
+        ),
+        recorder=recorder,
+        timeline=recorder.timeline,
+        remaining=range(first, config.steps),
+        version=version,
+    )
+
+
+async def _bring_to_start(
+    prepared: Prepared, system: System, checkpoint: Checkpoint | None, display: Display, recorder: RunRecorder
+) -> None:
+    """The trainer's weights as they are before the first step: a checkpoint's, or warmed up, or the model's own."""
+    if checkpoint is not None:
+        display.phase(f"loading {checkpoint.folder.name}")
+        await system.trainer.load(str(checkpoint.folder / "trainer-0"))
+    elif prepared.warmup is not None and prepared.config.warmup is not None:
+        section = prepared.config.warmup
+        for step in range(section.steps):
+            samples = prepared.warmup.batch(step)
+            result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
+            display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
+    description = await system.trainer.describe()
+    expected = checkpoint.state.weights_version if checkpoint else 0
+    if description.weights_version != expected:
+        raise RunError(f"the trainer is at version {description.weights_version}, the checkpoint at {expected}")
+    recorder.updates_at[expected] = description.optimizer_updates
+
+
+async def _unless_a_worker_dies(main: Awaitable[T], system: System) -> T:
+    """Run `main`; the end of a worker ends it, and explains whatever else went wrong because of it."""
+    task = asyncio.ensure_future(main)
+    deaths = [asyncio.ensure_future(worker.wait_died()) for worker in system.workers]
+    try:
+        await asyncio.wait([task, *deaths], return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            # A peer's broken connection is often noticed before the peer's end.
+            await asyncio.wait(deaths, timeout=CULPRIT_S, return_when=asyncio.FIRST_COMPLETED)
+        died = next((death.result() for death in deaths if death.done()), None)
+        if died is not None and not (task.done() and not task.cancelled() and task.exception() is None):
+            raise died
+        return await task
+    except BaseExceptionGroup as failures:
+        raise first_cause(failures) from None
+    finally:
+        for pending in (task, *deaths):
+            pending.cancel()
+        await asyncio.gather(task, *deaths, return_exceptions=True)
+
+
+def first_cause(group: BaseExceptionGroup) -> BaseException:
+    """The one error of a group that explains the others: a dead worker if there is one, else the first."""
+    leaves: list[BaseException] = []
+
+    def collect(error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                collect(inner)
+        else:
+            leaves.append(error)
+
+    collect(group)
+    return next((leaf for leaf in leaves if isinstance(leaf, WorkerDied)), leaves[0])
+
+
+@contextlib.asynccontextmanager
+async def _activity(system: System, display: Display) -> AsyncGenerator[None]:
+    """Tells the display what goes on, from the workers' heartbeats."""
+
+    async def tell() -> None:
+        while True:
+            engines = [worker.progress.counters for worker in system.engine_workers]
+            trainer = system.trainer_worker.progress.counters
+            display.activity(
+                Activity(
+                    tokens=round(sum(counters.get("tokens", 0) for counters in engines)),
+                    micro_batches=round(trainer.get("micro_batches", 0)),
+                )
+            )
+            await asyncio.sleep(ACTIVITY_S)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _result(
+    prepared: Prepared, folder: RunFolder, stages: RunStages, recorder: RunRecorder, display: Display
+) -> RunResult:
+    config = prepared.config
+    interrupted = stages.stopping and stages.version < config.steps
+    saver = stages.saver
+    assert isinstance(saver, RunSaver)
+    outcome = f"interrupted, step {stages.version} saved" if interrupted else "done"
+    display.finish(
+        Summary(
+            outcome=outcome,
+            history=recorder.history,
+            evaluations=recorder.evaluations,
+            elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
+            folder=folder.path,
+            commands=[("continue", f"offbeat resume {folder.path}")]
+            if interrupted
+            else [("evaluate", f"offbeat eval {folder.path}")],
+        )
+    )
+    return RunResult(
+        folder=folder.path,
+        history=tuple(recorder.history),
+        evaluations=tuple(recorder.evaluations),
+        checkpoint=saver.saved,
+        interrupted=interrupted,
+    )
+
+
+def header(prepared: Prepared) -> Header:
+    """What is known before anything starts."""
+    config = prepared.config
+    arithmetic = batch_arithmetic(
+        prompts=config.prompts_per_step,
+        samples_per_prompt=config.samples_per_prompt,
+        updates=config.updates_per_step,
+        epochs=config.epochs_per_batch,
+        max_staleness=config.max_staleness,
+    )
+    dropped = sum(source.dropped for source in prepared.prompts.sources)
+    epoch = prepared.prompts.rows / config.prompts_per_step
+    rows = (
+        ("model", f"{Path(config.model).name} · {prepared.model.model_type} · init {config.init}"),
+        ("engines", f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype}"),
+        ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
+        ("batch", arithmetic),
+    )
+    return Header(title=Path(config.model).name, rows=rows, steps=config.steps)
+
+
+_: type[Stages[Sampled]] = RunStages  # the loops' contract, checked by the type checker

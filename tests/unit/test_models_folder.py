@@ -1,0 +1,144 @@
+"""Model folders, stop ids and tokenizer facts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from data_tokenizers import character_tokenizer, model_folder
+
+from offbeat.errors import ModelError
+from offbeat.models import (
+    check_architecture,
+    inspect_model,
+    load_tokenizer,
+    stop_token_ids,
+    tokenizer_facts,
+    tokenizer_hash,
+)
+
+
+def test_a_complete_folder_is_described(tmp_path: Path):
+    found = inspect_model(str(model_folder(tmp_path / "m")))
+    assert (found.model_type, found.max_length) == ("qwen3", 512)
+    assert found.weight_bytes > 4
+    check_architecture(found)
+
+
+def test_inspecting_a_folder_loads_neither_torch_nor_transformers(tmp_path: Path):
+    folder = model_folder(tmp_path / "m")
+    code = (
+        f"import sys; from offbeat.models import inspect_model; inspect_model({str(folder)!r}); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_typo_in_the_path_names_the_folder_that_is_there(tmp_path: Path):
+    model_folder(tmp_path / "models" / "tiny-base")
+    with pytest.raises(ModelError, match="did you mean .*models/tiny-base"):
+        inspect_model(str(tmp_path / "models" / "tiny-bsae"))
+    with pytest.raises(ModelError, match="did you mean .*models/tiny-base"):
+        inspect_model(str(tmp_path / "modles" / "tiny-base"))
+
+
+def test_a_hub_id_out_of_reach_is_an_error_within_five_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from huggingface_hub import HfApi
+
+    def never(*_: object, **__: object) -> None:
+        time.sleep(1.0)
+
+    monkeypatch.setattr(HfApi, "model_info", never)
+    monkeypatch.setattr("offbeat.models.HUB_TIMEOUT_S", 0.2)
+    started = time.monotonic()
+    with pytest.raises(ModelError, match=r"no-such/model.*not in the local cache.*no answer within"):
+        inspect_model("no-such/model")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_part_is_named_with_the_next_step(tmp_path: Path, missing: str):
+    folder = model_folder(tmp_path / "m")
+    (folder / missing).unlink()
+    with pytest.raises(ModelError, match=r"(no config\.json|no tokenizer|no weights).*;"):
+        inspect_model(str(folder))
+
+
+def test_a_folder_without_weights_is_enough_for_random_initialisation(tmp_path: Path):
+    folder = model_folder(tmp_path / "m", weights=False)
+    with pytest.raises(ModelError, match='init = "random"'):
+        inspect_model(str(folder))
+    assert inspect_model(str(folder), init="random").weight_bytes == 0
+
+
+def test_an_index_whose_shards_are_missing_is_refused(tmp_path: Path):
+    folder = model_folder(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"1 of the 2 weight files.*model-00002-of-00002\.safetensors"):
+        inspect_model(str(folder))
+
+
+def test_weights_that_were_not_wholly_downloaded_are_refused(tmp_path: Path):
+    folder = model_folder(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for content, text in [
+        (whole[:-2], "cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+        (b"", "empty"),
+        (b"\xff" * 64, "not a safetensors file"),
+    ]:
+        weights.write_bytes(content)
+        with pytest.raises(ModelError, match=text):
+            inspect_model(str(folder))
+
+
+def test_an_unknown_architecture_names_the_nearest(tmp_path: Path):
+    folder = model_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen33"}), encoding="utf-8")
+    with pytest.raises(ModelError, match="'qwen33' is unknown to transformers .*'qwen"):
+        check_architecture(inspect_model(str(folder)))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path):
+    found = inspect_model(str(model_folder(tmp_path / "m", vocab_size=50)))
+    with pytest.raises(ModelError, match="tokens but the model only 50"):
+        load_tokenizer(found)
+
+
+def test_stop_ids_are_merged_from_tokenizer_and_generation_config_B084(tmp_path: Path):
+    found = inspect_model(str(model_folder(tmp_path / "m", eos_token_id=[4, 3], top_k=20, temperature=0.6)))
+    assert stop_token_ids(load_tokenizer(found), found) == (2, 3, 4)
+    assert found.unused_generation_config == {"top_k": 20, "temperature": 0.6}
+
+
+def test_a_stop_id_outside_the_vocabulary_is_refused(tmp_path: Path):
+    found = inspect_model(str(model_folder(tmp_path / "m", eos_token_id=100_000)))
+    with pytest.raises(ModelError, match="stop id 100000 is outside"):
+        stop_token_ids(load_tokenizer(found), found)
+
+
+def test_a_chat_template_file_takes_the_place_of_the_models_own(tmp_path: Path):
+    found = inspect_model(str(model_folder(tmp_path / "m")))
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    assert load_tokenizer(found, tmp_path / "t.jinja").chat_template == "{{ messages[0].content }}"
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_tokenizer(found, tmp_path / "missing.jinja")
+
+
+def test_the_tokenizer_hash_sees_template_special_tokens_and_nothing_of_use():
+    plain = tokenizer_hash(character_tokenizer())
+    used = character_tokenizer()
+    used(["a", "abc"], padding=False, truncation=True, max_length=2)
+    assert tokenizer_hash(used) == plain
+    assert tokenizer_hash(character_tokenizer(template=None)) != plain
+    assert tokenizer_hash(character_tokenizer(bos="<s>")) != plain
+    assert tokenizer_facts(character_tokenizer(bos="<s>")).bos_id == 1
+    assert tokenizer_facts(character_tokenizer()).pad_id == 2
