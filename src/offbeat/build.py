@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -21,6 +22,7 @@ from offbeat.config import Config
 from offbeat.data.chat import decode_completions
 from offbeat.data.prompts import EvalSet as EvalData
 from offbeat.data.prompts import PromptStream, open_eval, open_train
+from offbeat.data.sources import check_source
 from offbeat.data.warmup import WarmupSet, open_warmup
 from offbeat.errors import ConfigError
 from offbeat.evaluate import EvalSet
@@ -97,8 +99,7 @@ def prepare(config: Config) -> Prepared:
 
     Cheap checks come first: a wrong path is reported before any library is loaded.
     """
-    model = inspect_model(config.model, config.revision, config.init)
-    _check_paths(config)
+    model = _check_early(config)
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
     problems: list[str] = []
@@ -122,7 +123,6 @@ def prepare(config: Config) -> Prepared:
         except ConfigError as error:
             problems.extend(error.problems)
     sampling = config.sampling.resolve(stop_token_ids(tokenizer, model))
-    problems.extend(_length_problems(config, model))
     if not sampling.stop_token_ids:
         problems.append(
             f"model = {config.model!r}: neither tokenizer nor generation config names an end token, so no sample would "
@@ -131,6 +131,19 @@ def prepare(config: Config) -> Prepared:
     if problems or prompts is None:
         raise ConfigError(*problems)
     return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup)
+
+
+def _check_early(config: Config) -> ModelFolder:
+    """What needs no library to be found wrong, all at once."""
+    problems = _path_problems(config)
+    try:
+        model = inspect_model(config.model, config.revision, config.init)
+    except ConfigError as error:
+        raise ConfigError(*error.problems, *problems) from error
+    problems += _length_problems(config, model)
+    if problems:
+        raise ConfigError(*problems)
+    return model
 
 
 def _length_problems(config: Config, model: ModelFolder) -> list[str]:
@@ -146,24 +159,28 @@ def _length_problems(config: Config, model: ModelFolder) -> list[str]:
     ]
 
 
-def _check_paths(config: Config) -> None:
-    """What needs no library to be found missing."""
+def _path_problems(config: Config) -> list[str]:
     problems: list[str] = []
-    specs = [name for section in config.data for name in section.rewards]
-    specs += [name for section in config.eval for name in section.rewards or ()]
-    for spec in dict.fromkeys(specs):
+
+    def collect(check: Callable[[], object]) -> None:
         try:
-            inspect_function(spec)
+            check()
         except ConfigError as error:
             problems.extend(error.problems)
+
+    sources = [*config.data, *config.eval, *([config.warmup] if config.warmup else [])]
+    for section in sources:
+        collect(partial(check_source, section.source, section.options))
+    specs = [name for section in (*config.data, *config.eval) for name in section.rewards or ()]
+    for spec in dict.fromkeys(specs):
+        collect(partial(inspect_function, spec))
     python = config.rollout.python
     if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):
         problems.append(
             f"rollout.python = {python!r}: no such program; give the path of a Python interpreter that has offbeat "
             "installed, e.g. /path/to/venv/bin/python."
         )
-    if problems:
-        raise ConfigError(*problems)
+    return problems
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

@@ -114,7 +114,11 @@ class CheckpointStore:
         return [folder for _, folder in sorted(named, reverse=True)]
 
     def _prune(self, keep: Path) -> None:
-        ours = [folder for folder in self._newest_first() if (folder / "complete.json").is_file()]
+        ours = [
+            folder
+            for folder in self._newest_first()
+            if not folder.is_symlink() and (folder / "complete.json").is_file()
+        ]
         for folder in ours[self._keep_last :]:
             if folder != keep:
                 # The record goes first: a removal that is cut short leaves no folder that looks complete.

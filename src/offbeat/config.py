@@ -444,12 +444,12 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     where = ".".join(str(part) for part in location)
     section = section_at(location[:-1])
     known = list(section.model_fields)
-    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    if near:
-        return f"{where}: unknown key; did you mean `{near[0]}`?"
     elsewhere = [path for path in config_fields() if path.split(".")[-1] == location[-1]]
     if elsewhere:
         return f"{where}: unknown key here; it belongs to `{elsewhere[0]}`."
+    near = difflib.get_close_matches(str(location[-1]), known, n=2, cutoff=0.6)
+    if near:
+        return f"{where}: unknown key; did you mean {' or '.join(f'`{name}`' for name in near)}?"
     return f"{where}: unknown key; known here: {', '.join(known)}."
 
 

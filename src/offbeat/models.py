@@ -12,15 +12,17 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offbeat.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 HUB_TIMEOUT_S = 4.0
 """How long a hub id may take to be looked up before the hub counts as unreachable."""
@@ -211,20 +213,12 @@ def _from_hub(model: str, revision: str | None, *, need_weights: bool) -> ModelF
         return _read_folder(model, revision, cached, need_weights=need_weights)
     except Exception:
         pass  # not cached, or cached in part: ask the hub
-    outcome: list[Any] = []
 
-    def ask() -> None:
-        try:
-            info = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
-            outcome.append({file.rfilename: file.size or 0 for file in info.siblings or ()})
-        except Exception as error:
-            outcome.append(error)
+    def question() -> dict[str, int]:
+        info = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
-    # A thread, since name resolution has no time-out of its own.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(HUB_TIMEOUT_S)
-    answer = outcome[0] if outcome else TimeoutError(f"no answer within {HUB_TIMEOUT_S:.0f} s")
+    answer = ask_hub(question)
     if isinstance(answer, Exception):
         at = f" at revision {revision!r}" if revision else ""
         reason = (str(answer) or type(answer).__name__).strip().splitlines()[0]
@@ -234,6 +228,25 @@ def _from_hub(model: str, revision: str | None, *, need_weights: bool) -> ModelF
         ) from answer
     folder = Path(snapshot_download(model, revision=revision, allow_patterns=_SMALL_FILES))
     return _read_folder(model, revision, folder, need_weights=need_weights, hub_files=answer)
+
+
+def ask_hub(question: Callable[[], T]) -> T | Exception:
+    """The hub's answer or its refusal, within a few seconds.
+
+    In a thread, since name resolution has no time-out of its own.
+    """
+    outcome: list[T | Exception] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(question())
+        except Exception as error:
+            outcome.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_TIMEOUT_S)
+    return outcome[0] if outcome else TimeoutError(f"no answer within {HUB_TIMEOUT_S:g} s")
 
 
 def check_architecture(model: ModelFolder) -> None:

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from rpc_harness import rss_bytes, with_worker
 from rpc_worker import Fail, Text
+from zmq.utils.monitor import recv_monitor_message
 
 from offbeat.rpc import codec
 from offbeat.rpc.client import Hub, Worker
@@ -109,45 +110,62 @@ def with_tcp(folder: Path, body: Callable[[Hub, Worker], Awaitable[None]], host:
         with_worker(folder, body, transport="tcp", host=host)
 
 
+def keyed(
+    context: zmq.Context[zmq.Socket[bytes]], hub: Hub, identity: bytes, server_key: bytes, keys: tuple[bytes, bytes]
+) -> zmq.Socket[bytes]:
+    peer = context.socket(zmq.DEALER)
+    peer.set(zmq.LINGER, 0)
+    peer.set(zmq.IPV6, 1)
+    peer.set(zmq.ROUTING_ID, identity)
+    if server_key:
+        peer.set(zmq.CURVE_SERVERKEY, server_key)
+        peer.set(zmq.CURVE_PUBLICKEY, keys[0])
+        peer.set(zmq.CURVE_SECRETKEY, keys[1])
+    peer.connect(hub.address)
+    return peer
+
+
 @pytest.mark.parametrize("keys", ["none", "own pair", "wrong server key"])
 def test_tcp_lets_in_only_the_keys_that_it_gave_out_B002(tmp_path: Path, keys: str) -> None:
     async def body(hub: Hub, worker: Worker) -> None:
+        right = listener_of(hub).server_key.encode()
+        server_key = {"none": b"", "own pair": right, "wrong server key": zmq.curve_keypair()[0]}[keys]
         with zmq.Context() as context:
-            peer = context.socket(zmq.DEALER)
-            peer.set(zmq.LINGER, 0)
-            if keys != "none":
-                public, secret = zmq.curve_keypair()
-                right = listener_of(hub).server_key.encode()
-                peer.set(zmq.CURVE_SERVERKEY, right if keys == "own pair" else zmq.curve_keypair()[0])
-                peer.set(zmq.CURVE_PUBLICKEY, public)
-                peer.set(zmq.CURVE_SECRETKEY, secret)
-            peer.connect(hub.address)
-            peer.send_multipart(codec.encode("call", Fail(how="sys.exit"), id=1, method="fail"))
-            assert await answer_of(peer, 0.5) is None
-            await still_serves(worker)
+            peer = keyed(context, hub, b"stranger", server_key, zmq.curve_keypair())
+            with peer.get_monitor_socket() as monitor:
+                peer.send_multipart(codec.encode("call", Fail(how="sys.exit"), id=1, method="fail"))
+                events = await events_of(monitor, 0.7)
+                peer.disable_monitor()
+            assert zmq.Event.CONNECTED in events
+            assert zmq.Event.HANDSHAKE_SUCCEEDED not in events
+            assert not peer.poll(0)
             peer.close(linger=0)
+        await still_serves(worker)
 
     with_tcp(tmp_path, body)
 
 
-def test_a_peer_with_a_given_key_cannot_speak_for_another_worker(tmp_path: Path) -> None:
-    """A key that was given to one worker, used under the name of a second one that is not connected yet."""
+async def events_of(monitor: zmq.Socket[bytes], seconds: float) -> set[int]:
+    events: set[int] = set()
+    for _ in range(int(seconds / 0.02)):
+        while monitor.poll(0):
+            events.add(int(recv_monitor_message(monitor)["event"]))
+        await asyncio.sleep(0.02)
+    return events
 
+
+def test_a_peer_with_a_given_key_cannot_speak_for_another_worker(tmp_path: Path) -> None:
     async def body(hub: Hub, worker: Worker) -> None:
         listener = listener_of(hub)
-        public, secret = zmq.curve_keypair()
-        listener.admit(public.decode(), b"engine-7")
+        keys = zmq.curve_keypair()
+        listener.admit(keys[0].decode(), b"engine-7")
         with zmq.Context() as context:
-            peer = context.socket(zmq.DEALER)
-            peer.set(zmq.LINGER, 0)
-            peer.set(zmq.ROUTING_ID, b"engine-8")
-            peer.set(zmq.CURVE_SERVERKEY, listener.server_key.encode())
-            peer.set(zmq.CURVE_PUBLICKEY, public)
-            peer.set(zmq.CURVE_SECRETKEY, secret)
-            peer.connect(hub.address)
-            peer.send_multipart(codec.encode("hello", None))
-            assert await answer_of(peer, 0.5) is None
-            peer.close(linger=0)
+            for identity, heard in ((b"engine-7", True), (b"engine-8", False)):
+                peer = keyed(context, hub, identity, listener.server_key.encode(), keys)
+                peer.send_multipart(codec.encode("hello", None))
+                # Both are unknown as workers; only the one with its own name is told so.
+                assert (await answer_of(peer, 3 if heard else 0.7) is not None) == heard
+                peer.close(linger=0)
         await still_serves(worker)
 
     with_tcp(tmp_path, body, "::1")

@@ -38,7 +38,7 @@ def with_trainer(
     **trainer: Any,
 ) -> R:
     """Runs `body` against one trainer process; bounded."""
-    section = TrainerSection(**{"dtype": "float32", "lr": 1e-2, "threads": 1, "device": "cpu", **trainer})
+    section = TrainerSection.model_validate({"dtype": "float32", "lr": 1e-2, "threads": 1, "device": "cpu", **trainer})
     settings = TrainerSettings(
         model=str(model),
         trainer=section.model_dump(mode="json"),
@@ -135,11 +135,9 @@ def test_failures_reach_the_controller_with_their_own_words_and_the_trainer_live
 @pytest.mark.parametrize("place", ["update", "save"])
 def test_a_trainer_killed_at_work_is_named(model: Path, tmp_path: Path, place: str) -> None:
     async def body(trainer: RemoteTrainer) -> None:
+        work = trainer.update(batch(0)) if place == "update" else trainer.save(str(tmp_path))
         with pytest.raises(WorkerDied, match=r"trainer-0: killed by SIGKILL"):
-            if place == "update":
-                await trainer.update(batch(0))
-            else:
-                await trainer.save(str(tmp_path))
+            await work
 
     with_trainer(model, tmp_path, body, env={"OFFBEAT_FAULTS": f"trainer.{place}=kill"})
 

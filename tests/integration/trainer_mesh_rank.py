@@ -51,7 +51,7 @@ def main(rank: int, world: int, store: str, model: str, out: str) -> None:
     if world > 1:
         distributed.init_process_group(
             "gloo",
-            store=distributed.FileStore(store, world),
+            init_method=f"file://{store}",
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=40),

@@ -46,6 +46,13 @@ class Peek(Arguments, frozen=True, kw_only=True):
     name: str
 
 
+class Break(Arguments, frozen=True, kw_only=True):
+    """From now on this engine loads wrongly (`fault`), or reaches fault points (`points`)."""
+
+    fault: str = ""
+    points: str = ""
+
+
 class Peeked(Arguments, frozen=True, kw_only=True):
     total: float
     descriptors: int
@@ -108,29 +115,32 @@ class _FaultySink(ModelWeightSink):
     """Loads wrongly as `fault` says: what a real engine's loader has done at some time."""
 
     def __init__(self, model: Any, dtype: str, fault: str) -> None:
-        self._fault = fault
+        self.fault = fault
         self._old_head = model.get_output_embeddings().weight.detach().clone()
         self._model = model
+        self._tied = model.lm_head.weight is model.get_input_embeddings().weight
         super().__init__(model, dtype, refresh=[self._after])
 
     def check(self, manifest: Manifest) -> None:
-        if self._fault == "refuse":
+        if self.fault == "refuse":
             raise RuntimeError("this engine does not like the manifest")
         super().check(manifest)
 
     def _after(self) -> None:
-        if self._fault == "reset_fails":
+        if self.fault == "reset_fails":
             raise RuntimeError("the prefix cache could not be reset: 3 requests hold blocks")
 
     def finish(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         memory = super().finish(manifest)
-        if self._fault == "forget_tied_head":  # the head that is used is a stale copy; what is shown is right
+        if self.fault == "forget_tied_head":  # the head that is used is a stale copy; what is shown is right
             self._model.lm_head = torch.nn.Linear(*reversed(self._old_head.shape), bias=False)
             self._model.lm_head.weight = torch.nn.Parameter(self._old_head, requires_grad=False)
-        if self._fault == "stale_layer":
+        elif self._tied and self._model.lm_head.weight is not self._model.get_input_embeddings().weight:
+            self._model.lm_head.weight = self._model.get_input_embeddings().weight  # mended
+        if self.fault == "stale_layer":
             name = next(name for name in memory if "layers.1" in name and "q_proj" in name)
             memory[name].zero_()
-        if self._fault == "swap":
+        if self.fault == "swap":
             names = [name for name in memory if "layers.0" in name and "norm" in name]
             first, second = memory[names[0]], memory[names[1]]
             kept = first.clone()
@@ -140,10 +150,9 @@ class _FaultySink(ModelWeightSink):
 
 
 def _engine(context: WorkerContext, model: Any) -> Mapping[str, Method]:
-    fault = context.settings.get("fault", "")
     dtype = context.settings.get("dtype", "float32")
     state = EngineState()
-    sink = _FaultySink(model, dtype, fault)
+    sink = _FaultySink(model, dtype, context.settings.get("fault", ""))
     receiver = WeightReceiver(sink, state, context.progress)
 
     def describe(_: Nothing) -> EngineDescription:
@@ -155,7 +164,7 @@ def _engine(context: WorkerContext, model: Any) -> Mapping[str, Method]:
 
     def generate(call: GenerateCall) -> GenerateResult:
         with state.request(probe=call.probe) as version:
-            temperature = 1.0 if fault == "ignore_temperature" else call.sampling.temperature
+            temperature = 1.0 if sink.fault == "ignore_temperature" else call.sampling.temperature
             rollouts = [
                 _sample(model, request, seed, index, call.sampling.max_new_tokens, temperature, version, context.name)
                 for request in call.requests
@@ -163,7 +172,12 @@ def _engine(context: WorkerContext, model: Any) -> Mapping[str, Method]:
             ]
         return GenerateResult(rollouts=tuple(rollouts), busy_s=0.0)
 
+    def break_(call: Break) -> None:
+        sink.fault = call.fault
+        os.environ["OFFBEAT_FAULTS"] = call.points
+
     return {
+        "break": Method(Break, break_),
         "describe": Method(Nothing, describe),
         "generate": Method(GenerateCall, generate),
         "peek": Method(Peek, _peek(model)),

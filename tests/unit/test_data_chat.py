@@ -83,7 +83,10 @@ def test_template_arguments_reach_the_template_and_unknown_ones_are_refused():
 
 
 def test_a_row_that_the_template_refuses_is_named_among_many():
-    template = "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no bad ones') }}{% endif %}{{ m.content }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no bad ones') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
     renderer = Renderer(character_tokenizer(template=template), format="chat")
     with pytest.raises(DataError, match=r"row 1: .*no bad ones"):
         renderer.lengths(["good", "bad", "good"], ["row 0", "row 1", "row 2"])

@@ -212,7 +212,7 @@ def test_warm_up_samples_end_with_the_end_id_and_render_the_prompt_the_same_way(
     assert warmup is not None
     samples = warmup.batch(0)
     assert len(samples) == 5, "a small set is repeated"
-    texts = {tokenizer.decode(s.prompt_token_ids) + "|" + tokenizer.decode(s.token_ids) for s in samples}
+    texts = {f"{tokenizer.decode(s.prompt_token_ids)}|{tokenizer.decode(s.token_ids)}" for s in samples}
     assert texts == {"<s>x|a0</s>", "<s>y|a1</s>"}
     assert [s.token_ids.tolist() for s in warmup.batch(0)] == [s.token_ids.tolist() for s in samples]
     assert open_warmup(_config(tmp_path, 4), tokenizer) is None

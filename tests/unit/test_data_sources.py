@@ -49,7 +49,7 @@ def test_odd_but_right_jsonl_files_are_read_under_an_ascii_locale_B074(tmp_path:
         check=True,
     ).stdout
     expected = ["smile \U0001f600", "你好", "e\u0301", "half \ufffd pair", "whole \U0001f600"]
-    assert out.strip() == f"{ascii(expected)} [1, 2, 4, 5, 6]"
+    assert out.strip() == f"{expected!a} [1, 2, 4, 5, 6]"
 
 
 def test_a_file_in_another_encoding_is_named_with_its_line_B074(tmp_path: Path):
@@ -206,3 +206,16 @@ def test_rows_cross_the_wire_unchanged():
     assert from_wire(sent) == row
     with pytest.raises(TypeError, match="holds a object"):
         to_wire({"x": object()})
+
+
+def test_a_data_set_out_of_reach_is_an_error_within_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import HfApi
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(HfApi, "dataset_info", refuse)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(DataError, match=r"owner/name is not in the local cache.*\(no network\)"):
+        load_rows("hf://owner/name/train@main")

@@ -184,8 +184,20 @@ def test_the_point_at_a_step_was_answered_by_the_version_of_that_step_B068(step:
 @pytest.mark.parametrize(("served", "lie"), [(24, None), (25, 24), (26, None)])
 def test_an_answer_of_another_version_is_never_labelled_with_this_one_B068(served: int, lie: int | None) -> None:
     engine = VersionEngine(version=served, lie=lie)
+    seen: list[EvalSet] = []
     with pytest.raises(RunError, match=r"labelled 25"):
-        asyncio.run(evaluate([eval_set()], engine, VersionReward(), step=25, version=25, run_seed=1))
+        asyncio.run(
+            evaluate(
+                [eval_set()],
+                engine,
+                VersionReward(),
+                step=25,
+                version=25,
+                run_seed=1,
+                seen=lambda asked, _: seen.append(asked),
+            )
+        )
+    assert seen == []  # nothing was written down under the wrong label
 
 
 def test_each_set_has_its_own_sampling_and_every_evaluation_the_same_seeds() -> None:

@@ -12,7 +12,15 @@ from sample_values import scored
 
 from offbeat.metrics.evaluation import summarize
 from offbeat.metrics.parts import part_means, short_names
-from offbeat.metrics.records import REQUIRED, evaluation_record, finite, has_spread, sample_statistics, step_record
+from offbeat.metrics.records import (
+    REQUIRED,
+    evaluation_record,
+    finite,
+    has_spread,
+    sample_statistics,
+    step_record,
+    times,
+)
 from offbeat.metrics.spans import Span, Window
 from offbeat.rpc.messages import UpdateResult
 from offbeat.types import Batch, MiniBatch, Sampling, Scored, TrainSample
@@ -66,11 +74,10 @@ WINDOW = Window(
     20.0,
     (
         Span("engines", "generate", 6.0, 12.0, 4),
-        Span("trainer", "wait", 10.0, 12.5, 4),
         Span("rewards", "reward", 12.0, 12.5, 4),
         Span("controller", "sync", 12.5, 13.0, 4),
         Span("engines", "evaluate", 13.0, 15.0, 4),
-        Span("engines", "generate", 15.0, 19.0, 5),
+        Span("engines", "generate", 15.0, 18.5, 5),
         Span("trainer", "train", 15.0, 20.0, 4),
     ),
 )
@@ -114,13 +121,13 @@ def test_a_record_has_every_promised_key_and_the_values_worked_out_by_hand() -> 
         "tokens_trained": 3,
         "time_step_s": 8.0,  # 10 s, less 2 s of evaluation
         "time_generate_s": 6.0,  # those of step 4, though they began before the window
-        "time_wait_s": 2.5,
+        "time_wait_s": 2.5,  # 10..12 for generation, 12..12.5 for the rewards
         "time_reward_s": 0.5,
         "time_train_s": 5.0,
         "time_sync_s": 0.5,
         "time_evaluate_s": 2.0,
         "sync_bytes": 1_000,
-        "overlap": 0.8,  # both 15..19 = 4 s; trainer 5 s; engines 2 + 4 = 6 s
+        "overlap": 0.7,  # both 15..18.5 = 3.5 s; trainer 5 s; engines 2 + 3.5 s
         "skipped_updates": 1,
         "outside_nucleus_fraction": 0.01,
         "nonfinite": [],
@@ -128,6 +135,18 @@ def test_a_record_has_every_promised_key_and_the_values_worked_out_by_hand() -> 
     assert {key: record[key] for key in expected} == {
         key: pytest.approx(value) if isinstance(value, float) else value for key, value in expected.items()
     }
+
+
+def test_the_trainer_waits_only_while_it_does_not_train_and_its_own_samples_are_in_the_making() -> None:
+    def waited(*spans: Span) -> float:
+        return times(4, Window(10.0, 20.0, spans))["time_wait_s"]
+
+    # Training of the step before ran into this window until 13: the samples were needed from then on.
+    before = Span("trainer", "train", 8.0, 13.0, 3)
+    assert waited(before, Span("engines", "generate", 8.0, 15.0, 4), Span("trainer", "train", 15.0, 20.0, 4)) == 2.0
+    # Those of the next step keep nobody waiting.
+    assert waited(Span("engines", "generate", 10.0, 20.0, 5), Span("trainer", "train", 10.0, 16.0, 4)) == 0.0
+    assert waited(Span("engines", "generate", 2.0, 9.0, 4), Span("trainer", "train", 10.0, 16.0, 4)) == 0.0
 
 
 def test_lengths_are_sampled_tokens_never_the_padded_width_B132() -> None:

@@ -152,6 +152,7 @@ def test_a_timeline_forgets_what_is_over() -> None:
                 clock.now += 1.0
         window = timeline.window(step)
         assert len(window.spans) == 3
+        assert timeline.held == 0
 
 
 def test_a_span_that_fails_is_recorded_and_its_twin_of_the_same_instant_stays_open() -> None:

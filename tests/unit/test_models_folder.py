@@ -40,9 +40,9 @@ def test_inspecting_a_folder_loads_neither_torch_nor_transformers(tmp_path: Path
 
 def test_a_typo_in_the_path_names_the_folder_that_is_there(tmp_path: Path):
     model_folder(tmp_path / "models" / "tiny-base")
-    with pytest.raises(ModelError, match="did you mean .*models/tiny-base"):
+    with pytest.raises(ModelError, match=r"did you mean .*models/tiny-base"):
         inspect_model(str(tmp_path / "models" / "tiny-bsae"))
-    with pytest.raises(ModelError, match="did you mean .*models/tiny-base"):
+    with pytest.raises(ModelError, match=r"did you mean .*models/tiny-base"):
         inspect_model(str(tmp_path / "modles" / "tiny-base"))
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_architecture_names_the_nearest(tmp_path: Path):
     folder = model_folder(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen33"}), encoding="utf-8")
-    with pytest.raises(ModelError, match="'qwen33' is unknown to transformers .*'qwen"):
+    with pytest.raises(ModelError, match=r"'qwen33' is unknown to transformers .*'qwen"):
         check_architecture(inspect_model(str(folder)))
 
 

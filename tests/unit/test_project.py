@@ -80,7 +80,9 @@ def load_script(path: Path) -> ModuleType:
 
 
 def snippets(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    """The fenced blocks of one language; `""` are those without one."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [text for found, text in fenced if found == language]
 
 
 # --- imports --------------------------------------------------------------------------------------------------------

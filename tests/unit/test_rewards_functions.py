@@ -120,7 +120,8 @@ def test_a_function_is_inspected_without_running_its_file(tmp_path: Path):
 def test_the_source_and_the_loaded_function_tell_the_same(tmp_path: Path):
     path = _file(
         tmp_path,
-        "def a(completion, answer=1, *, b, c=2): ...\ndef d(completions, **more): ...\nasync def e(x=0, /, *, completion): ...\n",
+        "def a(completion, answer=1, *, b, c=2): ...\ndef d(completions, **more): ...\n"
+        "async def e(x=0, /, *, completion): ...\n",
     )
     for name in "ade":
         spec = f"{path}:{name}"

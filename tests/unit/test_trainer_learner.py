@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner_of(folder: Path, *, total: int = 20, **trainer: Any) -> Learner:
     model = load_model(str(folder), None, init="pretrained", seed=0)
-    section = TrainerSection(**{"dtype": "float32", "lr": 1e-2, "warmup_steps": 3, "micro_batch_tokens": 12, **trainer})
+    section = TrainerSection.model_validate(
+        {"dtype": "float32", "lr": 1e-2, "warmup_steps": 3, "micro_batch_tokens": 12, **trainer}
+    )
     return Learner(model, section, LossSection(), total_updates=total)
 
 
@@ -166,7 +169,7 @@ def test_the_learning_rate_rises_then_falls_to_the_ratio_at_the_last_update() ->
         found = rates(schedule)
         assert found[3] == 2.0
         assert found[19:] == pytest.approx([0.2] * 3)
-        assert all(a >= b for a, b in zip(found[3:], found[4:], strict=False))
+        assert all(a >= b for a, b in pairwise(found[3:]))
     assert rates("linear")[11] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert rates("cosine")[11] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
 

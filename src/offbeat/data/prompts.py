@@ -4,7 +4,7 @@ A prompt's id is `<source>/<row>`; its epoch counts the passes over that source.
 after filtering, and the next one follows without a gap, so a batch may span two epochs. No row comes twice within
 one epoch, and no source may have fewer rows than its share of a batch, rounded up (an error at start).
 
-Rows are rendered and measured once, at start, in blocks (about ten thousand a second); only which rows stay is kept.
+Rows are rendered and measured once, at start, in blocks (some thousands a second); only which rows stay is kept.
 The token ids of a batch are made when the batch is asked for, by the same renderer.
 """
 

@@ -25,6 +25,9 @@ Row = dict[str, Any]
 _HF = re.compile(r"^hf://(?P<path>[^@]+?)(@(?P<revision>.+))?$")
 TASKS_EXTRA = "pip install 'offbeat[tasks]'"
 
+_JSONL = (".jsonl", ".ndjson")
+_PARQUET = (".parquet", ".pq")
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -45,29 +48,37 @@ class Rows:
 def load_rows(source: str, options: Mapping[str, Any] | None = None) -> Rows:
     """Read a source whole. Raises `DataError`."""
     options = options or {}
+    check_source(source, options)
     if source.startswith("reasoning_gym:"):
         from offbeat.data.gym import load_gym
 
         return Rows(source, load_gym(source.removeprefix("reasoning_gym:"), options))
-    if options:
-        raise DataError(
-            f"options = {dict(options)!r} are for reasoning_gym: sources; {source!r} takes none: remove them."
-        )
     if source.startswith("hf://"):
         return Rows(source, _from_hub(source))
     path = Path(source).expanduser()
     if path.is_dir():
         return Rows(source, _from_folder(path))
+    return _from_jsonl(path) if path.suffix in _JSONL else Rows(source, _from_parquet(path))
+
+
+def check_source(source: str, options: Mapping[str, Any]) -> None:
+    """What can be found wrong without reading it, and without any library. Raises `DataError`."""
+    if source.startswith("reasoning_gym:"):
+        return
+    if options:
+        raise DataError(
+            f"options = {dict(options)!r} are for reasoning_gym: sources; {source!r} takes none: remove them."
+        )
+    path = Path(source).expanduser()
+    if source.startswith("hf://") or path.is_dir():
+        return
     if not path.exists():
         raise DataError(f"source = {source!r}: no such file or folder{_nearest(path)}.")
-    if path.suffix in (".jsonl", ".ndjson"):
-        return _from_jsonl(path)
-    if path.suffix in (".parquet", ".pq"):
-        return Rows(source, _from_parquet(path))
-    raise DataError(
-        f"source = {source!r}: unknown kind of file {path.suffix!r}; use .jsonl, .parquet, a folder written by "
-        "`datasets` save_to_disk, hf://owner/name/split or reasoning_gym:task."
-    )
+    if path.suffix not in (*_JSONL, *_PARQUET):
+        raise DataError(
+            f"source = {source!r}: unknown kind of file {path.suffix!r}; use .jsonl, .parquet, a folder written by "
+            "`datasets` save_to_disk, hf://owner/name/split or reasoning_gym:task."
+        )
 
 
 def _nearest(path: Path) -> str:
@@ -148,6 +159,7 @@ def _from_hub(source: str) -> list[Row]:
         )
     owner, name, *config, split = parts
     datasets = _datasets(source)
+    _check_reachable(datasets, source, f"{owner}/{name}", match["revision"])
     return _quietly(
         datasets,
         source,
@@ -155,6 +167,23 @@ def _from_hub(source: str) -> list[Row]:
             f"{owner}/{name}", config[0] if config else None, split=split, revision=match["revision"]
         ),
     )
+
+
+def _check_reachable(datasets: Any, source: str, name: str, revision: str | None) -> None:
+    """Said within a few seconds, where the library would try again and again; a data set in its cache needs no hub."""
+    if (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir():
+        return
+    from huggingface_hub import HfApi
+
+    from offbeat.models import HUB_TIMEOUT_S, ask_hub
+
+    answer = ask_hub(lambda: HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_S))
+    if isinstance(answer, Exception):
+        reason = (str(answer) or type(answer).__name__).strip().splitlines()[0]
+        raise DataError(
+            f"source = {source!r}: {name} is not in the local cache and the hub did not give it ({reason}); check "
+            "owner, name and revision, and the network."
+        ) from answer
 
 
 def _datasets(source: str) -> Any:

@@ -33,7 +33,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def length(intervals: Iterable[Interval]) -> float:
     """Seconds covered, each instant once."""
-    return sum(end - start for start, end in union(intervals))
+    return sum((end - start for start, end in union(intervals)), 0.0)
 
 
 def intersection(left: Iterable[Interval], right: Iterable[Interval]) -> list[Interval]:

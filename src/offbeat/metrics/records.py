@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from offbeat.metrics.evaluation import EvalResult
-from offbeat.metrics.overlap import overlap, seconds_of
+from offbeat.metrics.overlap import intersection, intervals_of, length, overlap, seconds_of
 from offbeat.metrics.parts import part_means
 from offbeat.metrics.spans import Window
 from offbeat.ports import SyncReport
@@ -177,12 +177,19 @@ def times(step: int, window: Window) -> Json:
     return {
         "time_step_s": window.seconds - evaluate_s,
         "time_generate_s": seconds_of(window, "generate", step),
-        "time_wait_s": seconds_of(window, "wait"),
+        "time_wait_s": waited_s(step, window),
         "time_reward_s": seconds_of(window, "reward", step),
         "time_train_s": seconds_of(window, "train"),
         "time_sync_s": seconds_of(window, "sync"),
         "time_evaluate_s": evaluate_s,
     }
+
+
+def waited_s(step: int, window: Window) -> float:
+    """Seconds of the window in which this step's samples were in the making while the trainer did not train."""
+    own = [span for span in window.spans if span.step == step]
+    making = intersection(intervals_of(own, "generate") + intervals_of(own, "reward"), [(window.start_s, window.end_s)])
+    return length(making) - length(intersection(making, intervals_of(window.spans, "train")))
 
 
 def finite(record: Mapping[str, Any]) -> Json:

@@ -7,7 +7,7 @@
     window = timeline.window(step=3)     # since the previous window, what still runs included
 
 A side is `engines`, `trainer`, `rewards` or `controller`; the names that offbeat's records read are
-`generate`, `train`, `wait`, `reward`, `sync`, `evaluate`. `step` is the step whose samples the work is for, so the
+`generate`, `train`, `reward`, `sync`, `evaluate`. `step` is the step whose samples the work is for, so the
 generation of step 4 that runs while step 3 trains has `step=4`.
 """
 
@@ -98,6 +98,11 @@ class Timeline:
     def begin(self) -> None:
         """The first window starts now: call it when start-up is over and the first step begins."""
         self._window_start_s = self._clock()
+
+    @property
+    def held(self) -> int:
+        """Finished spans that a later record may need."""
+        return len(self._closed)
 
     def window(self, step: int) -> Window:
         """Ends the window of `step` and starts the next one at the same instant."""

@@ -1,9 +1,10 @@
 """Ends the process groups of a controller that is gone. Run as a script by the hub; standard library only.
 
-    controller ── stdin ──▶ guard      "+ 4711" a group to end, "- 4711" ended by the controller, "= folder" to remove
+    guard.py FOLDER [GROUP …]
+    controller ── stdin ──▶ guard      "+ 4711" a group to end, "- 4711" already ended by the controller
 
 When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed and
-the folder removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
+FOLDER removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
 what ends the children of a worker that was itself stopped or killed and cannot look after them any more.
 """
 
@@ -61,21 +62,17 @@ def end_session(leader: int) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
-    folders: list[str] = []
-    # Raw bytes: a folder's name need not be valid UTF-8.
-    for line in sys.stdin.buffer:
-        sign, _, value = line.rstrip(b"\n").partition(b" ")
-        if sign == b"+":
-            groups.add(int(value))
-        elif sign == b"-":
-            groups.discard(int(value))
-        elif sign == b"=":
-            folders.append(os.fsdecode(value))
+    folder = sys.argv[1]
+    groups = {int(group) for group in sys.argv[2:]}
+    for line in sys.stdin:
+        sign, _, group = line.strip().partition(" ")
+        if sign == "+":
+            groups.add(int(group))
+        elif sign == "-":
+            groups.discard(int(group))
     for group in groups:
         end_session(group)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

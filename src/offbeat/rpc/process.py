@@ -179,16 +179,13 @@ class Guard:
 
     def _start(self) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(guard.__file__)],
+            [sys.executable, "-I", "-S", str(guard.__file__), self._folder, *map(str, self._groups)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             bufsize=0,
         )
-        self._tell(b"= " + os.fsencode(self._folder))
-        for group in self._groups:
-            self._tell(b"+ %d" % group)
 
     def add(self, group: int) -> None:
         self._groups.add(group)

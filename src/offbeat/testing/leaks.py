@@ -95,8 +95,10 @@ def _look(reap: bool = False) -> _Held:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ChildProcessError):
             if reap and child.status() == psutil.STATUS_ZOMBIE and os.waitpid(child.pid, os.WNOHANG)[0]:
                 continue
-            words = " ".join(child.cmdline()[:6]) or child.name()
-            children[child.pid] = f"process {child.pid} ({child.status()}): {words}"
+            state = child.status()
+            # An ended process has no command line, only a name.
+            words = child.name() if state == psutil.STATUS_ZOMBIE else " ".join(child.cmdline()[:6])
+            children[child.pid] = f"process {child.pid} ({state}): {words}"
     listening: dict[str, str] = {}
     for connection in me.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN:

@@ -58,7 +58,7 @@ class Member:
         self.server: Rendezvous | None = None
         """Rank 0 only."""
         self._group: Group | None = None
-        self._clients: tuple[Store, Store] | None = None
+        self._client: Store | None = None
         self._lane = Lane(f"weights {nonce}")
         self._heard = threading.Event()
         self._peer = ""
@@ -75,19 +75,18 @@ class Member:
 
     def connect(self, deadline: Deadline) -> None:
         """Reach rank 0's store and take this member's rank there."""
-        if self._clients is None:
+        if self._client is None:
             left = deadline.left("rendezvous")
             work = lambda: connect(self.endpoint, self.nonce, self.rank, left)  # noqa: E731  # names what runs in the lane
-            self._clients = self._wait(self._lane.submit(work), left, f"rendezvous at {self.endpoint}")
+            self._client = self._wait(self._lane.submit(work), left, f"rendezvous at {self.endpoint}")
 
     def form(self, deadline: Deadline) -> None:
         """Build the group with all other members, unless it stands already."""
         if self._group is not None:
             return
-        clients, left = self._clients, deadline.left("group set-up")
-        if clients is None:
+        store, left = self._client, deadline.left("group set-up")
+        if store is None:
             raise WeightSyncError(f"group set-up: {PEER_ENDED}: {self._lane.ended or 'not connected'}")
-        store = clients[0]
 
         def build() -> Group:
             from datetime import timedelta
@@ -114,12 +113,12 @@ class Member:
     @contextmanager
     def watching(self) -> Generator[None]:
         """While the block runs, another member's failure ends every wait in it."""
-        clients = self._clients
-        if clients is None:
+        client = self._speaker()
+        if client is None:
             raise WeightSyncError(f"rendezvous: {PEER_ENDED}: {self._lane.ended or 'not connected'}")
         stop = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(clients[1], stop), name=f"watch {self.nonce}", daemon=True)
-        del clients
+        watcher = threading.Thread(target=self._watch, args=(client, stop), name=f"watch {self.nonce}", daemon=True)
+        del client
         watcher.start()
         try:
             yield
@@ -129,10 +128,10 @@ class Member:
 
     def fail(self, text: str) -> None:
         """Tell the others, in this member's own words, then let go of every connection."""
-        clients = self._clients
-        if clients is not None and not self._peer and not self._closed:
+        client = self._speaker()
+        if client is not None and not self._peer and not self._closed:
             # In a thread of its own: a stopped rank 0 does not answer, and this member must not wait for it.
-            said = threading.Thread(target=_say, args=(clients[1], text), name=f"say {self.nonce}", daemon=True)
+            said = threading.Thread(target=_say, args=(client, text), name=f"say {self.nonce}", daemon=True)
             said.start()
             said.join(_HEAR_S)
         self.cancel(text)
@@ -147,13 +146,17 @@ class Member:
         clean = True
         if not self._closed:
             self._closed = True
-            group, self._group, self._clients = self._group, None, None
+            group, self._group, self._client = self._group, None, None
             clean = self._lane.close(group.close if group is not None else _nothing, wait_s)
             del group
         if self.server is not None and not keep_server:
             self.server.close()
             self.server = None
         return clean
+
+    def _speaker(self) -> Store | None:
+        """What this member says and hears failures through."""
+        return self.server.store if self.server is not None else self._client
 
     def _wait(self, job: Job[T], timeout_s: float, phase: str) -> T:
         try:

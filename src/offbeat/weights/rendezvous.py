@@ -6,8 +6,12 @@
            ended ◀── the first error of any member, in its own words
 
 Each group has a fresh store on a fresh port: a late member of an earlier group finds nobody, or another nonce, and is
-turned away. Closing the store frees every member that waits in it. Clients block while they wait, so each member has
-two: one for the group's own rendezvous, one for the watcher.
+turned away. Closing the store frees every member that waits in it.
+
+A store client that waits blocks its other users. While a group is being set up the members of other processes have
+their one client busy with that, and hear of a failure through the controller or by the store's end; afterwards the
+watcher has it. Rank 0 speaks through the store itself. Clients are few on purpose: at each connection torch looks up the
+*name* of the peer's address (for its log), and where the name server does not answer that takes five seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from offbeat.weights.group import Store, dist
 
 _NAME_KEY = "offbeat/nonce"
 _ENDED_KEY = "offbeat/ended"
-_WATCH_S = 5.0
 
 
 class Rendezvous:
@@ -45,27 +48,26 @@ class Rendezvous:
             master_listen_fd=bound.detach(),
         )
         store.set(_NAME_KEY, nonce)
-        self._store: Store | None = store
+        self.store: Store | None = store
 
     def close(self) -> None:
         """Ends the rendezvous: members that wait in it get an error at once."""
-        self._store = None
+        self.store = None
 
 
-def connect(endpoint: Endpoint, nonce: str, rank: int, timeout_s: float) -> tuple[Store, Store]:
-    """This member's two clients: (for the group, for the watcher). WeightSyncError if this is not the group meant."""
+def connect(endpoint: Endpoint, nonce: str, rank: int, timeout_s: float) -> Store:
+    """This member's client. WeightSyncError if this is not the group meant, or the rank is taken."""
     deadline = time.monotonic() + timeout_s
     _reach(endpoint, timeout_s)
-    left = max(0.1, deadline - time.monotonic())
-    store = _client(endpoint, left)
-    watch = _client(endpoint, min(left, _WATCH_S))
+    limit = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+    store = dist.TCPStore(endpoint.host, endpoint.port, None, is_master=False, timeout=limit, wait_for_workers=False)
     # `check` never waits; a `get` on a store that lacks the key would.
-    served = watch.get(_NAME_KEY).decode() if watch.check([_NAME_KEY]) else ""
+    served = store.get(_NAME_KEY).decode() if store.check([_NAME_KEY]) else ""
     if served != nonce:
         raise WeightSyncError(f"{endpoint} serves the group {served!r}, not {nonce!r}: this member came too late.")
-    if watch.add(f"offbeat/rank/{rank}", 1) != 1:
+    if store.add(f"offbeat/rank/{rank}", 1) != 1:
         raise WeightSyncError(f"rank {rank} of group {nonce!r} is taken: two members were given the same rank.")
-    return store, watch
+    return store
 
 
 def say_ended(watch: Store, text: str) -> None:
@@ -87,8 +89,3 @@ def _reach(endpoint: Endpoint, timeout_s: float) -> None:
             f"nobody can be reached at {endpoint} ({error}): the trainer has closed this group, or weights.host is an "
             "address that this machine cannot reach."
         ) from error
-
-
-def _client(endpoint: Endpoint, timeout_s: float) -> Store:
-    limit = timedelta(seconds=timeout_s)
-    return dist.TCPStore(endpoint.host, endpoint.port, None, is_master=False, timeout=limit, wait_for_workers=False)

@@ -1,0 +1,132 @@
+"""Checkpoints are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offbeat import checkpoint as module
+from offbeat.checkpoint import Checkpoint, CheckpointStore, State, open_checkpoint
+from offbeat.errors import RunError
+
+
+def state(step: int) -> State:
+    return State(next_step=step, weights_version=step, seed=0, data="d", elapsed_s=1.0)
+
+
+def save(store: CheckpointStore, step: int, text: str = "weights") -> Checkpoint:
+    writing = store.begin(step)
+    (writing / "trainer-0").mkdir()
+    (writing / "trainer-0" / "model.bin").write_text(f"{text} {step}")
+    return store.commit(writing, state(step))
+
+
+def test_the_newest_complete_checkpoint_is_found_and_older_ones_are_pruned_after_it_B047(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2, 10):
+        save(store, step)
+    found, skipped = store.latest()
+    assert found is not None
+    assert (found.step, skipped) == (10, [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-2"]
+    assert (found.folder / "trainer-0" / "model.bin").read_text() == "weights 10"
+
+
+def test_foreign_folders_and_files_are_left_alone_B047(tmp_path: Path) -> None:
+    (tmp_path / "step_10_backup").mkdir()
+    (tmp_path / "step-9").mkdir()  # ours by name, but without our record
+    (tmp_path / "step-8").symlink_to(tmp_path / "step_10_backup")
+    (tmp_path / "notes.txt").write_text("mine")
+    store = CheckpointStore(tmp_path, keep_last=1)
+    for step in (11, 12):
+        save(store, step)
+    assert {p.name for p in tmp_path.iterdir()} == {"step_10_backup", "step-9", "step-8", "notes.txt", "step-12"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "complete.json").unlink(), "no completion record"),
+        (lambda f: (f / "complete.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "trainer-0" / "model.bin").unlink(), "is missing"),
+        (lambda f: (f / "trainer-0" / "model.bin").write_text("short"), "bytes instead of"),
+        (lambda f: (f / "trainer-0" / "model.bin").write_text("wEights 2"), "corrupted"),
+        (lambda f: (f / "state.json").write_text("{}"), "state.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_by_name_and_the_one_before_is_used_B016(
+    tmp_path: Path, damage: object, says: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep_last=3)
+    save(store, 1)
+    broken = save(store, 2).folder
+    assert callable(damage)
+    damage(broken)
+    found, skipped = store.latest()
+    assert found is not None
+    assert found.step == 1
+    assert len(skipped) == 1
+    assert "step-2" in skipped[0]
+    assert says in skipped[0]
+
+
+@pytest.mark.parametrize("fault", ["controller.save", "controller.before_rename"])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, fault: str, keep: int) -> None:
+    """A process of its own saves step 1 and is killed while it completes step 2."""
+    program = (
+        "import sys; from pathlib import Path; from offbeat.checkpoint import CheckpointStore, State\n"
+        f"store = CheckpointStore(Path(sys.argv[1]), keep_last={keep})\n"
+        "for step in (1, 2):\n"
+        "    w = store.begin(step); (w / 'model.bin').write_text(f'weights {step}')\n"
+        "    store.commit(w, State(next_step=step, weights_version=step, seed=0, data='d', elapsed_s=0.0))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env={"OFFBEAT_FAULTS": f"{fault}=kill@2"}, check=False
+    )
+    assert result.returncode == -9
+    store = CheckpointStore(tmp_path, keep_last=keep)
+    found, skipped = store.latest()
+    assert found is not None
+    assert (found.step, skipped) == (1, [])
+    save(store, 2)
+    found, _ = store.latest()
+    assert found is not None
+    assert found.step == 2
+    assert not list(tmp_path.glob(".writing*"))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_B047(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 1)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(store, 2)
+    found, _ = store.latest()
+    assert found is not None
+    assert found.step == 1
+
+
+def test_saving_the_same_step_again_keeps_what_is_there_whole(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    first = save(store, 3)
+    again = save(store, 3, text="other")
+    assert again.folder == first.folder
+    assert (open_checkpoint(again.folder).folder / "trainer-0" / "model.bin").read_text() == "weights 3"
+    assert not list(tmp_path.glob(".writing*"))
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_both_names(tmp_path: Path) -> None:
+    folder = save(CheckpointStore(tmp_path, keep_last=1), 1).folder
+    record = (folder / "complete.json").read_text().replace("offbeat-checkpoint/1", "offbeat-checkpoint/9")
+    (folder / "complete.json").write_text(record)
+    with pytest.raises(RunError, match=r"offbeat-checkpoint/9.*offbeat-checkpoint/1"):
+        open_checkpoint(folder)

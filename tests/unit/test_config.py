@@ -1,0 +1,223 @@
+"""The configuration: closed, typed, all problems at once, and every key known by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config import Config, config_fields, load_config, parse_config
+from offbeat.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "model": "m",
+    "steps": 3,
+    "prompts_per_step": 4,
+    "data": [{"source": "rows.jsonl", "rewards": {"rewards.py:f": 1.0}}],
+}
+FROZEN = Path(__file__).with_name("config_fields.txt")
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+
+
+def problems(values: dict[str, Any], *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(values, overrides)
+    return list(caught.value.problems)
+
+
+def with_key(path: str, value: Any) -> dict[str, Any]:
+    """The minimal config with one key set; `data[].name` means the first entry."""
+    values = json.loads(json.dumps(MINIMAL))
+    here: Any = values
+    *parents, last = path.replace("[]", "").split(".")
+    for parent in parents:
+        fresh: Any = {"source": "rows.jsonl", "steps": 1} if parent == "warmup" else {}
+        if parent == "eval":
+            fresh = [{"source": "rows.jsonl"}]
+        here = here.setdefault(parent, fresh)
+        here = here[0] if isinstance(here, list) else here
+    here[last] = value
+    return values
+
+
+def test_the_list_of_fields_is_frozen() -> None:
+    """A new knob is a visible change: add it to config_fields.txt and to the changelog."""
+    assert config_fields() == FROZEN.read_text(encoding="utf-8").split()
+
+
+@pytest.mark.parametrize("path", config_fields())
+@pytest.mark.parametrize("misspell", [lambda key: key + "x", lambda key: key[:-1], lambda key: key[1:] + key[0]])
+def test_a_misspelt_key_is_an_error_with_the_nearest_name_B018(path: str, misspell: Callable[[str], str]) -> None:
+    prefix, dot, key = path.rpartition(".")
+    wrong = misspell(key)
+    if not wrong or any(known.split(".")[-1] == wrong for known in config_fields()):
+        return  # the misspelling is itself a key
+    found = problems(with_key(prefix + dot + wrong, 1))
+    mine = [text for text in found if f"{wrong}: unknown key" in text]
+    assert mine, found
+    if len(key) > 3:
+        assert f"`{key}`" in mine[0]
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs() -> None:
+    assert "it belongs to `trainer.betas`" in problems({**MINIMAL, "betas": [0.9, 0.9]})[0]
+
+
+def test_all_problems_of_a_file_are_reported_at_once() -> None:
+    found = problems({**MINIMAL, "stepz": 1, "steps": 0, "trainer": {"lr": -1.0}, "sampling": {"top_p": 2.0}})
+    text = "\n".join(found)
+    assert len(found) == 4
+    for key in ("stepz", "steps = 0", "trainer.lr = -1.0", "sampling.top_p = 2.0"):
+        assert key in text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("data[].shuffle", "False"),
+        ("data[].shuffle", 0),
+        ("data[].shuffle", "no"),
+        ("trainer.lr", "1e-6"),
+        ("steps", "8"),
+        ("steps", 8.0),
+        ("steps", True),
+        ("steps", None),
+        ("sampling.temperature", "hot"),
+        ("sampling.chat_template_kwargs", [1]),
+        ("trainer.betas", [0.9]),
+        ("trainer", "fast"),
+        ("trainer.lr", float("nan")),
+        ("trainer.lr", float("inf")),
+        ("data", {"source": "x"}),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_never_converted_B090(path: str, value: Any) -> None:
+    found = problems(with_key(path, value))
+    assert path.split(".")[0].replace("[]", "") in found[0]
+
+
+def test_a_number_written_without_a_point_is_a_number() -> None:
+    assert parse_config(with_key("trainer.lr", 1)).trainer.lr == 1.0
+
+
+@pytest.mark.parametrize("prompts", range(1, 9))
+@pytest.mark.parametrize("updates", range(1, 9))
+@pytest.mark.parametrize("samples", [2, 5])
+def test_batch_arithmetic_is_checked_with_all_numbers_in_the_message_B019_B122(
+    prompts: int, updates: int, samples: int
+) -> None:
+    values = {**MINIMAL, "prompts_per_step": prompts, "updates_per_step": updates, "samples_per_prompt": samples}
+    if updates <= prompts:
+        assert parse_config(values).samples_per_step == prompts * samples
+    else:
+        (text,) = problems(values)
+        assert f"updates_per_step = {updates}" in text
+        assert f"prompts_per_step = {prompts}" in text
+
+
+def test_sections_that_may_be_left_out_have_working_defaults_B150() -> None:
+    config = parse_config(MINIMAL)
+    assert config.trainer.micro_batch_tokens > 0
+    assert config.weights.timeout_s > config.weights.stall_s > 0
+
+
+@pytest.mark.parametrize("name", ["dapo", "ppo", "GRPO", ""])
+def test_an_unknown_recipe_or_engine_lists_the_choices_B106(name: str) -> None:
+    assert "'grpo' or 'dr_grpo'" in problems({**MINIMAL, "recipe": name})[0]
+    assert "'hf'" in problems(with_key("rollout.engine", name))[0]
+
+
+def test_a_recipe_sets_fields_and_the_file_overrides_them() -> None:
+    plain = parse_config({**MINIMAL, "recipe": "dr_grpo"})
+    assert (plain.loss.scale_by_std, plain.loss.aggregation) == (False, "constant")
+    own = parse_config({**MINIMAL, "recipe": "dr_grpo", "loss": {"aggregation": "token_mean"}})
+    assert (own.loss.scale_by_std, own.loss.aggregation) == (False, "token_mean")
+    assert parse_config(MINIMAL).loss.scale_by_std is True
+
+
+def test_overrides_win_over_the_file_and_are_typed() -> None:
+    config = parse_config(MINIMAL, ["trainer.lr=1e-5", "data.0.weight=2", "model=other/name", "rollout.replicas=2"])
+    assert config.trainer.lr == 1e-5
+    assert config.data[0].weight == 2.0
+    assert config.model == "other/name"
+    assert config.rollout.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("steps", "write key=value"),
+        ("stepz=3", "did you mean `steps`"),
+        ("data.7.weight=2", "not one of the 1 entries"),
+        ("steps.x=2", "is not a section"),
+        ("data.weight=2", "name the entry"),
+        ("trainer.lr=fast", "valid number"),
+    ],
+)
+def test_a_wrong_override_is_explained(override: str, says: str) -> None:
+    assert any(says in text for text in problems(MINIMAL, override)), problems(MINIMAL, override)
+
+
+def test_what_is_written_to_config_json_reads_back_as_the_same_config(tmp_path: Path) -> None:
+    config = parse_config({**MINIMAL, "recipe": "dr_grpo", "eval": [{"source": "e.jsonl"}]}, folder=tmp_path)
+    again = parse_config(json.loads(json.dumps(config.model_dump(mode="json"))), folder=Path("/"))
+    assert again == config
+
+
+def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "run.toml").write_text(
+        'model = "m"\nsteps = 1\nprompts_per_step = 1\n[[data]]\nsource = "rows.jsonl"\n'
+        'rewards = { "r.py:f" = 1.0, "pkg.mod:f" = 1.0 }\n'
+    )
+    config = load_config(tmp_path / "run.toml")
+    assert config.model == str(tmp_path / "m")
+    assert config.data[0].source == str(tmp_path / "rows.jsonl")
+    assert list(config.data[0].rewards) == [f"{tmp_path / 'r.py'}:f", "pkg.mod:f"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*", ""])
+def test_a_wildcard_is_never_advertised_B061(host: str) -> None:
+    assert any("weights.host" in text for text in problems(with_key("weights.host", host)))
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda p: p.write_bytes(b"\xff\xfe"), "cannot be read"),
+        (lambda p: p.write_text("steps = = 3"), "not valid TOML"),
+        (lambda p: p.mkdir(), "cannot be read"),
+        (lambda p: None, "no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path, write: Any, says: str) -> None:
+    path = tmp_path / "run.toml"
+    write(path)
+    with pytest.raises(ConfigError, match=says):
+        load_config(path)
+
+
+def test_a_misspelt_file_name_is_told_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.toml"):
+        load_config(tmp_path / "quikstart.toml")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_valid_config(path: Path) -> None:
+    assert isinstance(load_config(path), Config)
+
+
+def test_names_of_sources_and_sets_are_unique() -> None:
+    twice = {**MINIMAL, "data": MINIMAL["data"] * 2, "eval": [{"source": "a"}, {"source": "b"}]}
+    text = "\n".join(problems(twice))
+    assert "2 sources are named 'data'" in text
+    assert "2 sets are named 'eval'" in text
+
+
+def test_a_source_without_rewards_or_a_config_without_data_is_refused() -> None:
+    assert "name at least one function" in problems({**MINIMAL, "data": [{"source": "x"}]})[0]
+    assert "no source of prompts" in problems({**MINIMAL, "data": []})[0]
