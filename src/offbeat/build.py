@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
@@ -209,9 +209,10 @@ class System:
 async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]:
     """Start every process; all of them have ended when the block is left."""
     config = prepared.config
-    async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub:
+    async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub, AsyncExitStack() as ending:
         specs = [_trainer_spec(config, folder), *_engine_specs(config, folder)]
         reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
+        ending.push_async_callback(reward.close)
         trainer = RemoteTrainer(trainer_worker, config.limits)
         engines = [RemoteEngine(worker, config.limits) for worker in engine_workers]
         descriptions = tuple(await asyncio.gather(*(engine.describe() for engine in engines)))
@@ -248,8 +249,10 @@ async def _start_all(
                 )
             )
             workers = [group.create_task(hub.start(spec, start_s=config.limits.start_s)) for spec in specs]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    except BaseException as error:
+        if pool.done() and not pool.cancelled() and pool.exception() is None:
+            await pool.result().close()
+        raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
     return pool.result(), [worker.result() for worker in workers]
 
 

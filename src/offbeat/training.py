@@ -102,13 +102,20 @@ def train(config: Config, *, name: str, run_dir: Path | None, display: Display) 
     """A new run."""
     prepared = prepare(config)
     folder = RunFolder.create(name, run_dir=run_dir)
-    folder.write_config(config.model_dump(mode="json"))
-    return _run(prepared, folder, display, checkpoint=None)
+    with folder.locked():
+        folder.write_config(config.model_dump(mode="json"))
+        return _run(prepared, folder, display, checkpoint=None)
 
 
 def resume(path: Path, overrides: Sequence[str], *, display: Display) -> RunResult:
     """Continue a run from its newest complete checkpoint, with the config that it was started with."""
     folder = RunFolder.open(path)
+    with folder.locked():
+        return _resume(folder, overrides, display)
+
+
+def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> RunResult:
+    path = folder.path
     config = parse_config(folder.read_config(), overrides)
     checkpoint, skipped = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
     for sentence in skipped:

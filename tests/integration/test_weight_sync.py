@@ -41,8 +41,9 @@ class Cluster:
     weights: WeightsSection
     dtype: Any
 
-    def transaction(self) -> WeightTransaction:
-        return WeightTransaction(self.trainer, self.engines, self.weights, self.dtype, PROBE)
+    def transaction(self, **changed: Any) -> WeightTransaction:
+        weights = self.weights.model_copy(update=changed)
+        return WeightTransaction(self.trainer, self.engines, weights, self.dtype, PROBE)
 
     async def step(self) -> None:
         await self.trainer.call("step", Step(), Nothing, timeout_s=20)
@@ -67,7 +68,6 @@ async def cluster(
     *,
     model: Path,
     engines: int = 1,
-    host: str = "127.0.0.1",
     faults: str = "",
     dtype: Any = "float32",
     **weights: Any,
@@ -79,7 +79,7 @@ async def cluster(
         settings = {"model": str(model), **settings}
         return ProcessSpec(name, "weight_worker", settings, folder / f"{name}.log", env=environment)
 
-    values: dict[str, Any] = {"host": host, "timeout_s": 60.0, "stall_s": 20.0, **weights}
+    values: dict[str, Any] = {"timeout_s": 60.0, "stall_s": 20.0, **weights}
     section = WeightsSection(**values)
     async with Hub(heartbeat_s=20.0, grace_s=1.0) as hub:
         names = [f"engine-{n}" for n in range(engines)]
@@ -103,28 +103,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen3(tmp_path_factory.mktemp("models") / "tied")
 
 
-@pytest.mark.parametrize(("host", "engines"), [("127.0.0.1", 1), ("::1", 2), ("[::1]", 1), ("localhost", 2)])
-def test_engines_follow_the_trainer_over_every_address_family_B010(
-    tmp_path: Path, tiny: Path, host: str, engines: int
-) -> None:
+def test_engines_follow_the_trainer_over_every_address_family_B010(tmp_path: Path, tiny: Path) -> None:
     async def body() -> None:
-        async with cluster(tmp_path, model=tiny, host=host, engines=engines, bucket_mib=0.01) as c:
-            sync = c.transaction()
-            await c.step()
-            first = await sync.sync(1)
-            assert first.bytes_moved > 0
-            assert first.probe_gap_max is not None
-            assert first.probe_gap_max < 1e-3
-            for version in (2, 3):
-                await c.step()
-                report = await sync.sync(version)
-                assert report.probe_gap_max is None  # parity_every is 20
-            wanted = await c.peek(c.trainer)
-            for engine in c.engines:
-                assert (await c.peek(engine)).total == pytest.approx(wanted.total)
-                assert (await c.describe(engine)).weights_version == 3
-                result = await c.generate(engine)
-                assert {version for r in result.rollouts for version, _ in r.versions} == {3}
+        async with cluster(tmp_path, model=tiny, engines=2, bucket_mib=0.01) as c:
+            both, version = c.engines, 0
+            for host, count in [("127.0.0.1", 1), ("::1", 2), ("[::1]", 1), ("localhost", 2)]:
+                c.engines = both[:count]
+                sync = c.transaction(host=host)
+                for turn in range(3):
+                    await c.step()
+                    version += 1
+                    report = await sync.sync(version)
+                    assert report.bytes_moved > 0
+                    assert (report.probe_gap_max is not None) == (turn == 0)  # parity_every is 20
+                    assert (report.probe_gap_max or 0) < 1e-3
+                wanted = await c.peek(c.trainer)
+                for engine in c.engines:
+                    assert (await c.peek(engine)).total == pytest.approx(wanted.total)
+                    assert (await c.describe(engine)).weights_version == version
+                    result = await c.generate(engine)
+                    assert {stamp for r in result.rollouts for stamp, _ in r.versions} == {version}
 
     run(body)
 
@@ -185,51 +183,72 @@ def test_an_engine_that_is_wrong_is_caught_and_nothing_is_committed_B001_B023_B0
     run(body)
 
 
-@pytest.mark.parametrize(
-    ("faults", "names"),
-    [
-        ("engine-1/engine.receive=kill@2", ("engine-1", "SIGKILL", "'move'")),
-        ("engine-1/engine.receive=raise@2", ("engine-1", "fault injected at engine.receive", "'move'")),
-        ("engine-1/engine.after_load=raise", ("engine-1", "fault injected at engine.after_load", "'move'")),
-        ("engine-1/engine.before_commit=raise", ("engine-1", "engine.before_commit", "'commit'")),
-        ("trainer-0/trainer.send=kill@2", ("trainer-0", "SIGKILL", "'move'")),
-        ("trainer-0/trainer.send=raise@2", ("trainer-0", "fault injected at trainer.send", "'move'")),
-    ],
-)
-def test_a_failure_in_the_middle_frees_all_and_names_the_culprit_B036_B058(
-    tmp_path: Path, tiny: Path, faults: str, names: tuple[str, ...]
+RAISED = {
+    "engine.receive=raise": (1, ("engine-1", "fault injected at engine.receive", "'move'")),
+    "engine.after_load=raise": (1, ("engine-1", "fault injected at engine.after_load", "'move'")),
+    "engine.before_commit=raise": (1, ("engine-1", "fault injected at engine.before_commit", "'commit'")),
+    "trainer.send=raise": (None, ("trainer-0", "fault injected at trainer.send", "'move'")),
+}
+"""Fault → engine (None: the trainer) and what the error says."""
+
+
+def test_an_error_in_the_middle_frees_all_and_reaches_the_user_in_its_own_words_B036_B058(
+    tmp_path: Path, tiny: Path
 ) -> None:
     async def body() -> None:
-        async with cluster(tmp_path, model=tiny, engines=2, faults=faults, bucket_mib=0.01) as c:
+        async with cluster(tmp_path, model=tiny, engines=2, bucket_mib=0.01) as c:
             await c.step()
-            started = time.monotonic()
-            with pytest.raises(WeightSyncError) as caught:
-                await c.transaction().sync(1)
-            assert time.monotonic() - started < 10
-            for name in names:
-                assert name in str(caught.value)
-            assert caught.value.unresponsive == ()
-            described = await c.describe(c.engines[0])  # it answers: its main thread is free
-            assert (described.state, described.weights_version) == ("stale", -1 if "commit" not in faults else 1)
+            for fault, (engine, words) in RAISED.items():
+                culprit = c.trainer if engine is None else c.engines[engine]
+                await c.break_(culprit, points=fault)
+                started = time.monotonic()
+                with pytest.raises(WeightSyncError) as caught:
+                    await c.transaction().sync(1)
+                assert time.monotonic() - started < 10
+                for word in words:
+                    assert word in str(caught.value), fault
+                assert caught.value.unresponsive == ()
+                for one in c.engines:
+                    assert (await c.describe(one)).state == "stale"
+                await c.break_(culprit)
+            await c.transaction().sync(1)
 
     run(body)
 
 
-@pytest.mark.parametrize("who", ["engine-1/engine.receive", "trainer-0/trainer.send"])
-def test_a_stopped_process_ends_the_sync_by_the_stall_limit_and_is_named(tmp_path: Path, tiny: Path, who: str) -> None:
-    name = who.partition("/")[0]
-
+def test_a_process_that_dies_in_the_middle_is_named_and_the_others_are_free_B036(tmp_path: Path, tiny: Path) -> None:
     async def body() -> None:
-        async with cluster(tmp_path, model=tiny, engines=2, faults=f"{who}=stop@2", bucket_mib=0.01, stall_s=2.0) as c:
+        async with cluster(tmp_path, model=tiny, engines=2, bucket_mib=0.01) as c:
             await c.step()
-            started = time.monotonic()
-            with pytest.raises(WeightSyncError, match="stall") as caught:
-                await c.transaction().sync(1)
-            assert time.monotonic() - started < 25
-            assert caught.value.unresponsive == (name,)
-            assert name in str(caught.value)
-            assert (await c.describe(c.engines[0])).state == "stale"
-            next(w for w in [c.trainer, *c.engines] if w.name == name).kill()
+            for culprit, fault in ((c.engines[1], "engine.receive=kill"), (c.trainer, "trainer.send=kill")):
+                await c.break_(culprit, points=fault)
+                started = time.monotonic()
+                with pytest.raises(WeightSyncError, match=r"'move'.*SIGKILL") as caught:
+                    await c.transaction().sync(1)
+                assert culprit.name in str(caught.value)
+                assert time.monotonic() - started < 10
+                described = await c.describe(c.engines[0])  # it answers: its main thread is free
+                assert (described.state, described.weights_version) == ("stale", -1)
+                del c.engines[1:]
+
+    run(body)
+
+
+def test_a_stopped_process_ends_the_sync_by_the_stall_limit_and_is_named(tmp_path: Path, tiny: Path) -> None:
+    async def body() -> None:
+        async with cluster(tmp_path, model=tiny, engines=2, bucket_mib=0.01, stall_s=2.0) as c:
+            await c.step()
+            for culprit, fault in ((c.engines[1], "engine.receive=stop"), (c.trainer, "trainer.send=stop")):
+                await c.break_(culprit, points=fault)
+                started = time.monotonic()
+                with pytest.raises(WeightSyncError, match="stall") as caught:
+                    await c.transaction().sync(1)
+                assert time.monotonic() - started < 20
+                assert caught.value.unresponsive == (culprit.name,)
+                assert culprit.name in str(caught.value)
+                assert (await c.describe(c.engines[0])).state == "stale"
+                culprit.kill()
+                del c.engines[1:]
 
     run(body)
 

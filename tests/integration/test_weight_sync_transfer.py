@@ -1,4 +1,4 @@
-"""Sender and receiver over real gloo, in threads of one process: what is moved, what is refused, what is left behind."""
+"""Sender and receiver over real gloo, in threads of one process: what moves, what is refused, what is left behind."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class Rig:
     host: str = "127.0.0.1"
     bucket_bytes: int = 1024
     dtype: str | None = None
+    backend: str = "gloo"
     timeout_s: float = 10.0
     stall_s: float = 5.0
     version: int = 1
@@ -80,14 +81,15 @@ class Rig:
     def offer(self) -> WeightsOffered:
         return self.sender.offer(
             WeightsOffer(
-                nonce=self.nonce, host=self.host, backend="gloo", dtype=self.dtype, bucket_bytes=self.bucket_bytes,
+                nonce=self.nonce, host=self.host, backend=self.backend, dtype=self.dtype,
+                bucket_bytes=self.bucket_bytes,
                 members=1 + len(self.sinks), timeout_s=self.timeout_s,
             )
         )  # fmt: skip
 
     def join(self, offered: WeightsOffered, rank: int, **changed: Any) -> WeightsJoin:
         values: dict[str, Any] = {
-            "nonce": self.nonce, "host": offered.host, "port": offered.port, "rank": rank, "backend": "gloo",
+            "nonce": self.nonce, "host": offered.host, "port": offered.port, "rank": rank, "backend": self.backend,
             "members": 1 + len(self.sinks), "bucket_bytes": self.bucket_bytes, "manifest": offered.manifest,
             "manifest_hash": offered.manifest_hash, "timeout_s": self.timeout_s,
         }  # fmt: skip
@@ -379,7 +381,7 @@ def test_a_rank_is_given_once(rig: Callable[..., Rig]) -> None:
     r = rig(engines=[Model(2), Model(3)])
     offered = r.offer()
     r.receivers[0].prepare(r.join(offered, 1))
-    with pytest.raises(WeightSyncError, match="rank 1 .* is taken"):
+    with pytest.raises(WeightSyncError, match=r"rank 1 .* is taken"):
         r.receivers[1].prepare(r.join(offered, 1))
 
 
@@ -489,3 +491,33 @@ def test_failed_groups_leave_nothing_either_B078(rig: Callable[..., Rig]) -> Non
     for _ in range(5):
         once()
     assert _settled(count, before)
+
+
+def test_groups_stand_beside_a_default_group_and_are_made_in_any_order_B070(rig: Callable[..., Rig]) -> None:
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # public, but not in torch's type information
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        one, two = rig(Model(1), [Model(3)]), rig(Model(2), [Model(4)])
+        first, second = one.offer(), two.offer()
+        two.prepare(second)
+        one.prepare(first)
+        with ThreadPoolExecutor(2) as pool:
+            moves = [pool.submit(two.move), pool.submit(one.move)]
+            for moved in (move.result() for move in moves):
+                sent, held = moved
+                assert isinstance(sent, WeightsMoved)
+                assert isinstance(held, WeightsMoved)
+                assert sent.digests == held.digests
+        torch.distributed.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_backend_registered_with_torch_is_reached_by_its_name(rig: Callable[..., Rig]) -> None:
+    def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+    torch.distributed.Backend.register_backend("toy", create, devices=["cpu"])
+    r = rig(Model(1), [Model(2)], backend="toy")
+    _, (sent, held) = r.sync()
+    assert sent.digests == held.digests

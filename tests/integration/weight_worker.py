@@ -101,8 +101,12 @@ def _trainer(context: WorkerContext, model: Any) -> Mapping[str, Method]:
         )
         return LogprobsResult(logprobs=rows, weights_version=version)
 
+    def break_(call: Break) -> None:
+        os.environ["OFFBEAT_FAULTS"] = call.points
+
     sender = WeightSender(ModelWeightSource(model), lambda: version, context.progress)
     return {
+        "break": Method(Break, break_),
         "describe": Method(Nothing, describe),
         "step": Method(Step, step),
         "peek": Method(Peek, _peek(model)),

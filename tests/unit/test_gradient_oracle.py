@@ -197,11 +197,12 @@ def test_truncated_sampling_is_replayed_B049(models: dict[str, Any], filters: di
     """Uniform random tokens fall outside the nucleus often: those are left out, in both."""
     sampling, loss = Sampling(max_new_tokens=64, temperature=1.2, **filters), OracleLoss()
     samples = draw(models["gpt2"], (15, 18, 13, 19), sampling=sampling)
-    _, wanted = oracle_gradient(models["gpt2"], samples, sampling, loss)
+    value, wanted = oracle_gradient(models["gpt2"], samples, sampling, loss)
     assert distance(gradient(models["gpt2"], samples, sampling, loss), wanted) < 5e-6
     result = learner_of(models["gpt2"], loss, lr=1e-12).gradient(
         batch_of(samples, sampling, loss).minibatches[0], sampling
     )
+    assert result.sums["loss"] == pytest.approx(value, rel=1e-5, abs=1e-6)
     assert 0 < result.sums["outside"] < 65
     assert result.sums["outside"] + result.sums["tokens"] == 65
 

@@ -211,3 +211,11 @@ def test_a_text_without_end_is_cut_in_the_middle_and_says_so() -> None:
     cut = bounded("a" * 500 + "b" * 500, 100)
     assert cut.startswith("a" * 50 + "\n… 900 characters left out …\n")
     assert cut.endswith("b" * 50)
+
+
+def test_two_processes_cannot_train_into_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create("run", base=tmp_path)
+    with folder.locked(), pytest.raises(ConfigError, match="in use by another offbeat"), folder.locked():
+        pass
+    with folder.locked():
+        pass

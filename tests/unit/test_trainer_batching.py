@@ -66,7 +66,7 @@ def test_one_prompt_with_unequal_tokens_is_one_group_B099() -> None:
 
 
 def test_epochs_of_one_prompt_are_two_groups() -> None:
-    items = [scored("a", i, float(i), epoch=e) for e in (0, 1) for i in (0, 1)]
+    items = [scored("a", i, float(i + 10 * e), epoch=e) for e in (0, 1) for i in (0, 1)]
     assert advantages(items) == [-0.5, 0.5, -0.5, 0.5]
 
 

@@ -121,7 +121,7 @@ def test_floating_tensors_are_stated_at_the_engines_dtype_and_others_at_their_ow
     assert [e.dtype for e in build_manifest(tensors, {}, None).entries] == ["float32", "int64"]
     with pytest.raises(WeightSyncError, match="float32 or bfloat16"):
         build_manifest(tensors, {}, "int32")
-    with pytest.raises(WeightSyncError, match="'c'.*complex64"):
+    with pytest.raises(WeightSyncError, match=r"'c'.*complex64"):
         build_manifest({"c": torch.zeros(1, dtype=torch.complex64)}, {}, None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,7 +40,7 @@ def test_it_is_the_stated_formula(size: int) -> None:
 def test_slices_in_any_order_add_up_to_the_whole(size: int, cuts: list[int], order: object) -> None:
     data = random_bytes(size)
     edges = sorted({0, size, *(64 * cut for cut in cuts if 64 * cut < size)})
-    slices = list(zip(edges, edges[1:], strict=False))
+    slices = list(itertools.pairwise(edges))
     order.shuffle(slices)  # pyright: ignore[reportAttributeAccessIssue]  # hypothesis gives a random.Random
     result = Digest(size)
     for start, end in slices:

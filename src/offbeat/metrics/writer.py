@@ -13,11 +13,13 @@ lines of steps that a resumed run does again: `JsonLines` removes both when it o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -72,6 +74,23 @@ class RunFolder:
     def log(self, process: str) -> Path:
         """Where the output of a process goes."""
         return self.logs / f"{process}.log"
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Nobody else may train into this folder meanwhile. Raises `ConfigError`; a dead owner's lock is no lock."""
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise ConfigError(
+                    f"{self.path} is in use by another offbeat (process {owner}); wait for it to end, or end it."
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """Whole or not at all, also when the machine stops in the middle."""

@@ -114,8 +114,7 @@ class RewardPool:
         return pool
 
     async def close(self) -> None:
-        for slot in self._slots:
-            await slot.close()
+        await asyncio.gather(*(slot.close() for slot in self._slots))
 
     def for_prompts(self, prompts: Iterable[Prompt]) -> BatchReward:
         """A `ports.Reward` for rollouts of these prompts."""

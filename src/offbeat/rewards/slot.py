@@ -63,10 +63,12 @@ class Slot:
         return worker
 
     async def close(self) -> None:
-        if self._worker is not None:
-            await self._worker.close(grace_s=1.0)
-            self._worker = None
-        self._board.close()
+        worker, self._worker = self._worker, None
+        try:
+            if worker is not None:
+                await worker.close(grace_s=1.0)
+        finally:
+            self._board.close()
 
     async def score(self, call: ScoreCall, units: int) -> ScoreResult:
         """Raises `Trouble` (the worker is gone then), `RemoteError`, or `WorkerDied` where it ends without any work."""

@@ -10,9 +10,11 @@ its own references to buffers and group, and ends by its own time-out or when th
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +47,7 @@ class Lane:
         self._reason: str | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        _lanes.add(self)
 
     def submit(self, work: Callable[[], T]) -> Job[T]:
         """Work is done in the order of submission, by one thread."""
@@ -86,6 +89,11 @@ class Lane:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def join_at_exit(self, timeout_s: float) -> None:
+        """The process ends: let the lane finish what it is at, or give up on it."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             if self.ended is None or job.always:
@@ -102,3 +110,15 @@ class Lane:
         with self._changed:
             job.work, job.value, job.error, job.done = None, value, error, True
             self._changed.notify_all()
+
+
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_EXIT_S = 2.0
+
+
+@atexit.register
+def _join_all() -> None:
+    """A thread that is inside torch when the interpreter goes away aborts the process."""
+    deadline = time.monotonic() + _EXIT_S
+    for lane in list(_lanes):
+        lane.join_at_exit(max(0.0, deadline - time.monotonic()))

@@ -10,8 +10,8 @@ turned away. Closing the store frees every member that waits in it.
 
 A store client that waits blocks its other users. While a group is being set up the members of other processes have
 their one client busy with that, and hear of a failure through the controller or by the store's end; afterwards the
-watcher has it. Rank 0 speaks through the store itself. Clients are few on purpose: at each connection torch looks up the
-*name* of the peer's address (for its log), and where the name server does not answer that takes five seconds.
+watcher has it. Rank 0 speaks through the store itself. Clients are few on purpose: at each connection torch looks up
+the *name* of the peer's address (for its log), and where the name server does not answer that takes five seconds.
 """
 
 from __future__ import annotations

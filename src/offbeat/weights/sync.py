@@ -327,31 +327,15 @@ class WeightTransaction:
         try:
             done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if failed := next((task for task in done if task.exception() is not None), None):
-                await self._free(nonce, f"{tasks[failed]}: {failed.exception()}")
+                deaf = await self._free(nonce, f"{tasks[failed]}: {failed.exception()}")
                 if waiting:
                     await asyncio.wait(waiting, timeout=_FREE_S)
-                self._raise_first(tasks, failed)
+                raise _first_cause(tasks, failed, deaf)
             return {name: task.result() for task, name in tasks.items()}
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _raise_first(self, tasks: Mapping[asyncio.Task[Any], str], failed: asyncio.Task[Any]) -> None:
-        errors = {name: task.exception() for task, name in tasks.items() if task.done() and not task.cancelled()}
-        first = failed.exception()
-        for error in (first, *errors.values()):
-            if error is not None and (isinstance(error, WorkerDied) or PEER_ENDED not in str(error)):
-                first = error
-                break
-        for error in errors.values():  # a death is the cause of whatever its peers report
-            if isinstance(error, WorkerDied):
-                first = error
-        assert first is not None
-        deaf = tuple(
-            name for task, name in tasks.items() if not task.done() or isinstance(task.exception(), CallTimeout)
-        )
-        raise _Failed(first, deaf)
 
     async def _free(self, nonce: str, reason: str) -> tuple[str, ...]:
         """Tell every process that this group is over. Returns who did not answer."""
@@ -370,12 +354,10 @@ class WeightTransaction:
         self._since_probe = None  # the next sync that succeeds is probed
         phase = next(reversed(self._phases), "start")
         cause = error.first if isinstance(error, _Failed) else error
-        deaf = await self._free(
-            nonce, f"the sync of version {version} failed in {phase!r}: {cause or type(cause).__name__}"
-        )
+        reason = f"the sync of version {version} failed in {phase!r}: {cause or type(cause).__name__}"
+        unfreed = error.deaf if isinstance(error, _Failed) else await self._free(nonce, reason)
         if not isinstance(cause, OffbeatError):
             return
-        unfreed = tuple(dict.fromkeys((*(error.deaf if isinstance(error, _Failed) else ()), *deaf)))
         words = f"{cause.process}: {cause.message}" if isinstance(cause, RemoteError) else str(cause)
         silent = f" No answer from {', '.join(unfreed)} within {_FREE_S:g} s." if unfreed else ""
         raise WeightSyncError(
@@ -392,3 +374,13 @@ class _Failed(Exception):
         super().__init__(str(first))
         self.first = first
         self.deaf = deaf
+
+
+def _first_cause(tasks: Mapping[asyncio.Task[Any], str], failed: asyncio.Task[Any], deaf: Sequence[str]) -> _Failed:
+    """What to tell the user: a death before everything, then an error that does not only report another member's."""
+    errors = [failed.exception(), *(t.exception() for t in tasks if t.done() and not t.cancelled())]
+    found = [error for error in errors if error is not None]
+    deaths = [error for error in found if isinstance(error, WorkerDied)]
+    own = [error for error in found if PEER_ENDED not in str(error)]
+    silent = [name for task, name in tasks.items() if not task.done() or isinstance(task.exception(), CallTimeout)]
+    return _Failed([*deaths, *own, *found][0], tuple(dict.fromkeys((*silent, *deaf))))
