@@ -3,8 +3,8 @@
     python benchmarks/weight_sync.py [--engines 1] [--repeats 5] [--sizes tiny,135m]
 
 Sender and engines are processes on this machine, joined over loopback. Printed for each size: seconds and bytes a
-second of the raw broadcast and of the transfer (cast, pack, send, load, both digests), their ratio, and the share that the
-digest of the engine's memory takes. Absolute numbers depend on the machine; the ratios are what to look at.
+second of the raw broadcast and of the transfer (cast, pack, send, load, both digests), their ratio, and the share that
+the digest of the engine's memory takes. Absolute numbers depend on the machine; the ratios are what to look at.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]
         descriptions = tuple(await asyncio.gather(*(engine.describe() for engine in engines)))
         trainer_description = await trainer.describe()
         check_hello(trainer_description, descriptions, dtype=config.engine_dtype)
-        yield System(
+        system = System(
             trainer_worker=trainer_worker,
             engine_workers=tuple(engine_workers),
             trainer=trainer,
@@ -230,6 +230,12 @@ async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]
             trainer_description=trainer_description,
             engine_descriptions=descriptions,
         )
+        try:
+            yield system
+        except asyncio.CancelledError:  # told to end now: nobody waits for what they are at
+            for worker in system.workers:
+                worker.kill()
+            raise
 
 
 async def _start_all(

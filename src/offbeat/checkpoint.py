@@ -107,6 +107,10 @@ class CheckpointStore:
                 skipped.append(f"skipped {folder.name}: {error}")
         return None, skipped
 
+    def newest_step(self) -> int | None:
+        """Of the newest checkpoint that has a completion record; its files are not read."""
+        return next((int(p.name[5:]) for p in self._newest_first() if (p / "complete.json").is_file()), None)
+
     def _newest_first(self) -> list[Path]:
         if not self._folder.is_dir():
             return []

@@ -117,7 +117,7 @@ def main() -> None:
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     except OffbeatError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -65,7 +65,8 @@ class RemoteError(RunError):
     """A call failed in another process. The original exception never crosses the wire, only its text does."""
 
     def __init__(self, process: str, method: str, type_name: str, message: str, traceback_text: str) -> None:
-        super().__init__(f"{process}.{method} failed: {type_name}: {message}")
+        what = "could not start" if method == "build" else f"failed in {method}"
+        super().__init__(f"{process} {what}: {type_name}: {message}")
         self.process = process
         self.method = method
         self.type_name = type_name

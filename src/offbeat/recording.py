@@ -6,6 +6,7 @@ These are the listeners of `RunStages`: they write and show, and never change wh
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import staleness
-from offbeat.checkpoint import CheckpointStore, State
+from offbeat.checkpoint import Checkpoint, CheckpointStore, State
 from offbeat.config import Config
+from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult, EvalSet, evaluate
 from offbeat.metrics.display import Display
 from offbeat.metrics.records import evaluation_record, step_record
@@ -143,7 +145,19 @@ class RunSaver:
         return next_step == self.config.steps or (every > 0 and next_step % every == 0)
 
     async def save(self, next_step: int, version: int) -> None:
-        writing = await asyncio.to_thread(self.store.begin, next_step)
+        """Raises `RunError`; then nothing of this checkpoint is left, and earlier ones are untouched."""
+        writing: Path | None = None
+        try:
+            writing = await asyncio.to_thread(self.store.begin, next_step)
+            self.saved = (await self._write(writing, next_step, version)).folder
+        except Exception as error:
+            if writing is not None:  # a full disk is freed again
+                await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RunError(f"checkpoint of step {next_step} cannot be saved: {error}") from error
+            raise
+
+    async def _write(self, writing: Path, next_step: int, version: int) -> Checkpoint:
         rank = writing / "trainer-0"
         rank.mkdir()
         await self.trainer.save(str(rank))
@@ -154,4 +168,4 @@ class RunSaver:
             data=self.data,
             elapsed_s=self.elapsed_before_s + time.monotonic() - self.started_s,
         )
-        self.saved = (await asyncio.to_thread(self.store.commit, writing, state)).folder
+        return await asyncio.to_thread(self.store.commit, writing, state)

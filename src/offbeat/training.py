@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import shlex
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from offbeat.aftermath import aftermath, saved
 from offbeat.build import Prepared, System, prepare, start
 from offbeat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
 from offbeat.config import Config, load_config, parse_config, read_toml
 from offbeat.data.prompts import DataPosition
 from offbeat.errors import ConfigError, RunError, WorkerDied
 from offbeat.evaluate import EvalResult, evaluate
+from offbeat.interrupt import Interrupt
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
@@ -155,7 +157,10 @@ def evaluate_only(
 
         logs = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-eval-"))))
         logs.logs.mkdir()
-        return asyncio.run(_evaluate(prepared, logs, checkpoint, display))
+        try:
+            return asyncio.run(_evaluate(prepared, logs, checkpoint, display))
+        finally:
+            display.close()
 
 
 def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Checkpoint:
@@ -207,50 +212,22 @@ async def _evaluate(
 
 
 def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
+    """Raises `RunError`, and `KeyboardInterrupt` when it was told to end now."""
+    steps = prepared.config.steps
     try:
-        return asyncio.run(_train(prepared, folder, display, checkpoint))
+        with aftermath(folder, steps=steps):
+            return asyncio.run(_train(prepared, folder, display, checkpoint))
+    except asyncio.CancelledError:
+        display.warn(f"ended at once; saved: {saved(folder, steps)}")
+        raise KeyboardInterrupt from None
     finally:
         display.close()
-
-
-@dataclass
-class _Interrupt:
-    """Ctrl-C or SIGTERM: the first finishes the step, the second ends now."""
-
-    display: Display
-    stages: RunStages | None = None
-    task: asyncio.Task[Any] | None = None
-    told: bool = False
-    signals: tuple[signal.Signals, ...] = field(default=(signal.SIGINT, signal.SIGTERM))
-
-    def __call__(self) -> None:
-        if self.stages is None or self.told:
-            if self.task is not None:
-                self.task.cancel()
-            return
-        self.told = True
-        self.stages.stop()
-        self.display.warn("stopping: the step at hand is finished and saved first (again to end now)")
-
-    @contextlib.contextmanager
-    def installed(self) -> Generator[None]:
-        loop = asyncio.get_running_loop()
-        installed: list[signal.Signals] = []
-        for number in self.signals:
-            with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: somebody else's signals
-                loop.add_signal_handler(number, self)
-                installed.append(number)
-        try:
-            yield
-        finally:
-            for number in installed:
-                loop.remove_signal_handler(number)
 
 
 async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
     first = checkpoint.step if checkpoint else 0
     history = [r for r in read_metrics(folder) if r["step"] < first and "reward_mean" in r] if first else []
-    interrupt = _Interrupt(display, task=asyncio.current_task())
+    interrupt = Interrupt(asyncio.current_task(), display.warn)
     with (
         interrupt.installed(),
         metrics_file(folder, next_step=first) as metrics,
@@ -265,7 +242,7 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
 
             async def main() -> None:
                 await _bring_to_start(prepared, system, checkpoint, display, recorder)
-                interrupt.stages = stages
+                interrupt.finish = stages.stop
                 display.phase("first weight sync")
                 timeline.begin()
                 match prepared.config.max_staleness:
@@ -273,6 +250,8 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
                         await on_policy(stages)
                     case 1:
                         await one_step(stages)
+                if stages.stopping and stages.version == 0:  # before the first step: the warm-up is worth keeping
+                    await stages.saver.save(0, 0)
 
             async with _activity(system, display):
                 await _unless_a_worker_dies(main(), system)
@@ -396,7 +375,8 @@ def _result(
     interrupted = stages.stopping and stages.version < config.steps
     saver = stages.saver
     assert isinstance(saver, RunSaver)
-    outcome = f"interrupted, step {stages.version} saved" if interrupted else "done"
+    path = shlex.quote(str(folder.path))
+    outcome = f"interrupted after {stages.version} of {config.steps} steps, saved" if interrupted else "done"
     display.finish(
         Summary(
             outcome=outcome,
@@ -404,9 +384,9 @@ def _result(
             evaluations=recorder.evaluations,
             elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
             folder=folder.path,
-            commands=[("continue", f"offbeat resume {folder.path}")]
+            commands=[("continue", f"offbeat resume {path}")]
             if interrupted
-            else [("evaluate", f"offbeat eval {folder.path}")],
+            else [("evaluate", f"offbeat eval {path}")],
         )
     )
     return RunResult(

@@ -120,17 +120,17 @@ def load(folder: Path) -> Any:
 
 def run(config: Mapping[str, Any], run_dir: Path, display: Display | None = None) -> Observed:
     """Through `offbeat.run`, with all its processes."""
-    trained: list[Trained] = []
+    steps: list[Trained] = []
 
     class Listening(RunRecorder):
-        def trained(self, trained_: Trained) -> None:
-            trained.append(trained_)
-            super().trained(trained_)
+        def trained(self, trained: Trained) -> None:
+            steps.append(trained)
+            super().trained(trained)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("offbeat.training.RunRecorder", Listening)
         result = offbeat.run(config, reward=liked, run_dir=run_dir, display=display)
-    return Observed(result, trained)
+    return Observed(result, steps)
 
 
 def settings_of(config: Mapping[str, Any]) -> ReferenceSettings:
@@ -152,7 +152,7 @@ def settings_of(config: Mapping[str, Any]) -> ReferenceSettings:
 
 @dataclass
 class Sampler:
-    """Samples each step anew for the reference: prompts, seeds and rewards from plain Python, tokens from `HfSampler`."""
+    """Samples each step anew, for the reference: rows, seeds and rewards from plain Python, tokens from `HfSampler`."""
 
     folder: Path
     seed: int

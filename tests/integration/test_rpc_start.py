@@ -35,7 +35,7 @@ def start(
 
 
 def test_a_failed_build_fails_the_start_with_its_own_text(tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match=r"engine-0.build failed: FileNotFoundError: no such model") as caught:
+    with pytest.raises(RemoteError, match=r"engine-0 could not start: FileNotFoundError: no such model") as caught:
         start(tmp_path, build_error="no such model")
     assert "in build" in caught.value.traceback_text
 

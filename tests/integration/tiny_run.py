@@ -1,9 +1,9 @@
 """A run that is over in seconds: a project folder with a tiny model, twelve rows and a reward, and ways to run it.
 
-    write_project(folder)                 model/ train.jsonl rewards.py
-    write_config(folder, steps=3)         run.toml, on top of `BASE`
-    command("train", path, …)             the command in this process: imports are paid once, workers are real
-    start_command("train", path, …)       the command in a process of its own: for signals and exit codes
+write_project(folder)                 model/ train.jsonl rewards.py
+write_config(folder, steps=3)         run.toml, on top of `BASE`
+command("train", path, …)             the command in this process: imports are paid once, workers are real
+start_command("train", path, …)       the command in a process of its own: for signals and exit codes
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ BASE: dict[str, Any] = {
     "trainer": {"threads": 1, "device": "cpu", "dtype": "float32", "lr": 1e-3, "warmup_steps": 0},
     "checkpoint": {"every_steps": 1},
 }
-REWARDS = '''
+REWARDS = """
 def length(completion: str) -> float:
     return float(len(completion) % 5)
 
 
 def broken(completion: str) -> float:
     raise LookupError("no such key in the answer sheet")
-'''
+"""
 
 
 @dataclass(frozen=True)

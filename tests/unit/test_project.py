@@ -36,7 +36,7 @@ LEVELS: tuple[set[str], ...] = (
     {"environments", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness"},
     {"stages"},
-    {"loops", "recording"},
+    {"loops", "recording", "interrupt", "aftermath"},
     {"build"},
     {"check", "training"},
     {"cli"},

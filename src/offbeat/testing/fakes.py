@@ -10,13 +10,15 @@ of (row, version), so that groups, order, exactly-once use and weights versions 
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from offbeat.errors import WeightSyncError
+from offbeat.errors import RunError, WeightSyncError
 from offbeat.rpc.messages import EngineDescription, PauseCall, UpdateResult
 from offbeat.types import (
     Batch,
@@ -28,6 +30,8 @@ from offbeat.types import (
     Scored,
     run_length,
 )
+
+FAKE_VOCAB = 64
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,11 @@ class FakeEngine:
     refuse_stale: bool = True
     fail_after_tokens: int | None = None
     busy: int = 0
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def describe(self) -> EngineDescription:
         return EngineDescription(
@@ -76,7 +85,7 @@ class FakeEngine:
             torch_version="",
             weights_version=self.version,
             state="serving" if self.version >= 0 else "stale",
-            vocab_size=64,
+            vocab_size=FAKE_VOCAB,
             dtype="float32",
             device="cpu",
             capabilities=(),
@@ -86,6 +95,8 @@ class FakeEngine:
     async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
         if self.version < 0 and self.refuse_stale:
             raise WeightSyncError(f"{self.name} is stale: it serves nothing before its first sync")
+        if self.paused:
+            raise RunError(f"{self.name} is paused")
         async with self._at_work():
             started, stamps = _now(), list[int]()
             for made in range(min(self.tokens, sampling.max_new_tokens)):
@@ -94,41 +105,58 @@ class FakeEngine:
                 await asyncio.sleep(self.token_s)
                 stamps.append(self.version)
             rows = tuple(int(request.token_ids[0]) for request in requests)
-            self.world.events.append(Event("generate", started, _now(), min(stamps), rows))
+            if requests:
+                self.world.events.append(Event("generate", started, _now(), min(stamps), rows))
             return [
-                self._rollout(request, index, stamps, started)
+                self._rollout(request, index, stamps, started, sampling)
                 for request in requests
                 for index in range(len(request.seeds))
             ]
 
     async def pause(self, mode: PauseCall) -> None:
-        await asyncio.sleep(0)
+        self.paused = True
+        await self._idle.wait()
 
     async def resume(self) -> None:
         await asyncio.sleep(0)
+        self.paused = False
 
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
         self.busy += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self.busy -= 1
+            if not self.busy:
+                self._idle.set()
 
-    def _rollout(self, request: GenerateRequest, index: int, stamps: list[int], started: float) -> Rollout:
+    def _rollout(
+        self, request: GenerateRequest, index: int, stamps: list[int], started: float, sampling: Sampling
+    ) -> Rollout:
+        tokens = [fake_token(request.seeds[index], position) for position in range(len(stamps))]
+        stops = [position for position, token in enumerate(tokens) if token in sampling.stop_token_ids]
+        if stops:
+            tokens = tokens[: stops[0] + 1]
         return Rollout(
             prompt_id=request.prompt_id,
             sample_index=index,
             epoch=request.epoch,
             prompt_token_ids=request.token_ids,
-            token_ids=np.arange(len(stamps), dtype=np.int32),
-            logprobs=np.full(len(stamps), -1.0, np.float32),
-            versions=run_length(stamps),
-            finish_reason="length",
+            token_ids=np.array(tokens, np.int32),
+            logprobs=np.full(len(tokens), -math.log(FAKE_VOCAB), np.float32),
+            versions=run_length(stamps[: len(tokens)]),
+            finish_reason="stop" if stops else "length",
             engine=self.name,
             started_s=started,
             finished_s=_now(),
         )
+
+
+def fake_token(seed: int, position: int) -> int:
+    """A token that depends on the sample's own seed and the position only."""
+    return random.Random(f"{seed}/{position}").randrange(FAKE_VOCAB)
 
 
 @dataclass
@@ -159,7 +187,7 @@ class FakeTrainer:
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], sampling: Sampling
     ) -> list[FloatArray]:
         await asyncio.sleep(0)
-        return [np.full(len(continuation), -1.0, np.float32) for _, continuation in sequences]
+        return [np.full(len(continuation), -math.log(FAKE_VOCAB), np.float32) for _, continuation in sequences]
 
     async def save(self, folder: str) -> None:
         await asyncio.sleep(0)

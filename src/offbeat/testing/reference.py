@@ -3,7 +3,7 @@
     for each step k:    engine ◀── weights of version max(k - delay, 0) ── samples ── updates ──▶ version k + 1
 
 Plain torch and plain Python, written from the papers named in `offbeat.algorithms`. It shares no code with offbeat's
-loops, trainer, batching, advantages or loss. It computes in float64, so that any difference is the other side's rounding.
+loops, trainer, batching, advantages or loss. It computes in float64, so that a difference is the other side's rounding.
 The caller samples, with whatever it trusts; everything else is here. For tests only.
 
 Shapes: B samples, L columns, V vocabulary.
@@ -57,7 +57,7 @@ Loss = Callable[[Any, Weighed, ReferenceSettings], Tensor]
 def reference_run(
     model: Any, sample: Sample, settings: ReferenceSettings, loss: Loss | None = None
 ) -> dict[str, Tensor]:
-    """The weights after all steps, float64, by name. `model` is left as it is; `loss` is `reference_loss` or a wrong one."""
+    """The weights after all steps, float64, by name. `model` is left as it is; `loss` defaults to `reference_loss`."""
     engine, trainer = copy.deepcopy(model).float().eval(), copy.deepcopy(model).double().eval()
     parameters = list(trainer.parameters())
     groups = [

@@ -37,13 +37,14 @@ class Group:
     ) -> None:
         """Waits for every member. `name` keys this group in the store; `address` is this machine's own, numeric."""
         require_backend(backend)
-        self.device = torch.device(_DEVICES.get(backend, backend))
         own = dist.PrefixStore(name, store)
         limit = timedelta(seconds=timeout_s)
         match backend:
             case "gloo":
+                self.device = torch.device("cpu")
                 self._group: Any = dist.ProcessGroupGloo(own, rank, members, _gloo_options(address, limit))
             case "nccl" | "xccl":
+                self.device = torch.device(_DEVICES[backend])
                 cls: Any = getattr(dist, f"ProcessGroup{backend.upper()}")
                 options = cls.Options()
                 options._timeout = limit  # the only way to set it before the group exists

@@ -327,9 +327,8 @@ class WeightTransaction:
         try:
             done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if failed := next((task for task in done if task.exception() is not None), None):
-                deaf = await self._free(nonce, f"{tasks[failed]}: {failed.exception()}")
-                if waiting:
-                    await asyncio.wait(waiting, timeout=_FREE_S)
+                rest = asyncio.wait(waiting, timeout=_FREE_S) if waiting else asyncio.sleep(0)
+                deaf, _ = await asyncio.gather(self._free(nonce, f"{tasks[failed]}: {failed.exception()}"), rest)
                 raise _first_cause(tasks, failed, deaf)
             return {name: task.result() for task, name in tasks.items()}
         finally:

@@ -1,0 +1,80 @@
+"""What a run that failed leaves to its user: `logs/controller.log` with everything, and two lines on how to go on.
+
+The error on the terminal stays short. Tracebacks, those of other processes among them, and warnings of the controller
+go into its log, which lies beside the logs of the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+from collections.abc import Generator, Iterator
+
+from offbeat.checkpoint import CheckpointStore
+from offbeat.errors import ConfigError, RemoteError, RunError
+from offbeat.metrics.writer import RunFolder
+
+_log = logging.getLogger("offbeat")
+
+
+class _Log(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk: nothing is to be told about the telling."""
+
+
+@contextlib.contextmanager
+def aftermath(folder: RunFolder, *, steps: int) -> Generator[None]:
+    """While a run goes on. An error of it is logged and gets the two lines as notes.
+
+    Raises:
+        RunError: in place of an `OSError`, such as a full disk.
+    """
+    handler = _Log(folder.log("controller"), encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _log.addHandler(handler)
+    try:
+        yield
+    except OSError as error:
+        _write_down(error)
+        raise _with_notes(RunError(f"the run cannot go on: {error}"), folder, steps) from error
+    except ConfigError as error:
+        _write_down(error)
+        raise
+    except Exception as error:
+        _write_down(error)
+        raise _with_notes(error, folder, steps) from error.__cause__
+    finally:
+        _log.removeHandler(handler)
+        handler.close()
+
+
+def _write_down(error: Exception) -> None:
+    _log.error("the run failed", exc_info=error)
+    for one in _causes(error):
+        if isinstance(one, RemoteError):
+            _log.error("in %s:\n%s", one.process, one.traceback_text)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _with_notes(error: Exception, folder: RunFolder, steps: int) -> Exception:
+    error.add_note(f"saved      {saved(folder, steps)}")
+    error.add_note(f"logs       {folder.logs}")
+    return error
+
+
+def saved(folder: RunFolder, steps: int) -> str:
+    """`step 12 of 80; continue with: offbeat resume RUN`, or that there is nothing."""
+    newest = CheckpointStore(folder.checkpoints, keep_last=1).newest_step()
+    if newest is None:
+        return "nothing (with checkpoint.every_steps = n a run is saved every n steps)"
+    if newest >= steps:
+        return f"all {steps} steps, in {folder.checkpoints / f'step-{newest}'}"
+    return f"step {newest} of {steps}; continue with: offbeat resume {shlex.quote(str(folder.path))}"

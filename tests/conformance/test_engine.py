@@ -1,0 +1,115 @@
+"""The engine conformance suite against the fake, the real engine, and engines that break one promise each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from offbeat.build import prepare, start
+from offbeat.config import parse_config
+from offbeat.metrics.writer import RunFolder
+from offbeat.testing.conformance import ENGINE_CHECKS, CheckResult, check_engine
+from offbeat.testing.fakes import FakeEngine, World
+from offbeat.testing.leaks import no_leaks
+from offbeat.testing.tiny_model import tiny_qwen3
+from offbeat.testing.virtual_time import run_in_virtual_time
+from offbeat.types import GenerateRequest, Rollout, Sampling
+
+
+def failed(results: Sequence[CheckResult]) -> dict[str, str]:
+    return {result.name: result.problem for result in results if result.problem}
+
+
+def test_the_fake_engine_keeps_every_promise() -> None:
+    results = run_in_virtual_time(check_engine(FakeEngine(World(), version=3)))
+    assert failed(results) == {}
+    assert len(results) == len(ENGINE_CHECKS)
+
+
+class Broken(FakeEngine):
+    """A fake whose answers are changed on the way out."""
+
+    change: Callable[[list[Rollout]], list[Rollout]]
+
+    async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
+        return self.change(await super().generate(requests, sampling))
+
+
+def each(**changes: Callable[[Rollout], Any]) -> Callable[[list[Rollout]], list[Rollout]]:
+    def change(rollouts: list[Rollout]) -> list[Rollout]:
+        return [msgspec.structs.replace(r, **{name: f(r) for name, f in changes.items()}) for r in rollouts]
+
+    return change
+
+
+BREAKS: dict[str, tuple[Callable[[list[Rollout]], list[Rollout]], str]] = {
+    "order": (lambda r: r[::-1], "answers in order by identity"),
+    "one too few": (lambda r: r[:-1], "answers in order by identity"),
+    "prompt altered": (each(prompt_token_ids=lambda r: r.prompt_token_ids + 1), "answers in order by identity"),
+    "logprob missing": (each(logprobs=lambda r: r.logprobs[:-1]), "tokens have logprobs and versions"),
+    "logprob not a number": (each(logprobs=lambda r: r.logprobs * np.nan), "tokens have logprobs and versions"),
+    "probabilities": (each(logprobs=lambda r: np.exp(r.logprobs)), "tokens have logprobs and versions"),
+    "old version": (each(versions=lambda r: ((2, len(r.token_ids)),)), "tokens have logprobs and versions"),
+    "one token for all": (each(token_ids=lambda r: r.token_ids * 0), "seeds decide"),
+    "stop id cut off": (
+        each(token_ids=lambda r: r.token_ids[:-1] if r.finish_reason == "stop" else r.token_ids),
+        "any stop id ends a sample and stays in it",
+    ),
+    "finish reason": (each(finish_reason=lambda r: "stop"), "length is bounded"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_an_engine_that_breaks_a_promise_is_named(name: str) -> None:
+    change, check = BREAKS[name]
+    engine = Broken(World(), version=3)
+    engine.change = change
+    assert check in failed(run_in_virtual_time(check_engine(engine)))
+
+
+def test_a_stale_engine_fails_with_its_own_words() -> None:
+    problems = failed(run_in_virtual_time(check_engine(FakeEngine(World()))))
+    assert "is stale" in problems["seeds decide"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_hf_engine_keeps_every_promise(tmp_path: Path, replicas: int) -> None:
+    tiny_qwen3(tmp_path / "model")
+    rows = [{"prompt": f"{number}=", "answer": "1"} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = parse_config(
+        {
+            "model": "model",
+            "steps": 1,
+            "prompts_per_step": 2,
+            "sampling": {"max_new_tokens": 4},
+            "data": [
+                {
+                    "source": "rows.jsonl",
+                    "format": "text",
+                    "answer": "answer",
+                    "max_prompt_tokens": 16,
+                    "rewards": {"exact_match": 1.0},
+                }
+            ],
+            "rollout": {"replicas": replicas, "threads": 1},
+            "trainer": {"dtype": "float32", "threads": 1},
+        },
+        folder=tmp_path,
+    )
+
+    async def main() -> list[CheckResult]:
+        async with start(prepare(config), RunFolder.create("run", base=tmp_path)) as system:
+            await system.weights.sync(0)
+            return await check_engine(system.engine)
+
+    with no_leaks():
+        assert failed(asyncio.run(main())) == {}
