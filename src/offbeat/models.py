@@ -30,7 +30,10 @@ HUB_TIMEOUT_S = 4.0
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_USED_GENERATION_KEYS = {"eos_token_id", "bos_token_id", "pad_token_id", "transformers_version"}
+_SAMPLING_KEYS = {
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "num_beams"),
+    *("no_repeat_ngram_size", "length_penalty", "max_length", "max_new_tokens", "min_new_tokens", "suppress_tokens"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ class ModelFolder:
 
     @property
     def unused_generation_config(self) -> dict[str, Any]:
-        """Fields of generation_config.json that offbeat does not follow: sampling comes from `[sampling]` alone."""
+        """What generation_config.json says about sampling. offbeat does not follow it: `[sampling]` alone decides."""
         return {
             key: value
             for key, value in self.generation_config.items()
-            if key not in _USED_GENERATION_KEYS and not key.startswith("_") and value is not None
+            if key in _SAMPLING_KEYS and value is not None
         }
 
 

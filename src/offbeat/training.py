@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -77,6 +78,11 @@ def run(
         RunError: the run failed.
     """
     name = Path(config).stem if isinstance(config, str | Path) else "run"
+    if os.environ.get("OFFBEAT_PROCESS"):
+        raise ConfigError(
+            "offbeat.run was called inside a worker of a run: a script that holds a reward function is imported there. "
+            'Put the call under `if __name__ == "__main__":`.'
+        )
     folder = None if run_dir is None else Path(run_dir)
     return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=display or SilentDisplay())
 
