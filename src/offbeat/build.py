@@ -258,7 +258,8 @@ async def _start_all(
     except BaseException as error:
         if pool.done() and not pool.cancelled() and pool.exception() is None:
             await pool.result().close()
-        raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
+        first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        raise first from first.__cause__
     return pool.result(), [worker.result() for worker in workers]
 
 

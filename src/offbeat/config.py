@@ -423,7 +423,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Json:
 def _sentences(error: ValidationError, values: Json) -> list[str]:
     """One sentence for each problem: key, value seen, rule, next step."""
     sentences: list[str] = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    misspelt = {(*p["loc"][:-1], *_nearest(p["loc"])[:1]) for p in problems if p["type"] == "extra_forbidden"}
+    for problem in problems:
         if isinstance(cause := problem.get("ctx", {}).get("error"), ConfigError):
             sentences.extend(cause.problems)
             continue
@@ -432,6 +434,8 @@ def _sentences(error: ValidationError, values: Json) -> list[str]:
         match problem["type"]:
             case "extra_forbidden":
                 sentences.append(_unknown_key(problem["loc"]))
+            case "missing" if problem["loc"] in misspelt:
+                pass  # the sentence about the unknown key says what it should be called
             case "missing":
                 sentences.append(f"{where}: missing; it has no default, so give it a value.")
             case _:
@@ -447,10 +451,15 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     elsewhere = [path for path in config_fields() if path.split(".")[-1] == location[-1]]
     if elsewhere:
         return f"{where}: unknown key here; it belongs to `{elsewhere[0]}`."
-    near = difflib.get_close_matches(str(location[-1]), known, n=2, cutoff=0.6)
+    near = _nearest(location)
     if near:
         return f"{where}: unknown key; did you mean {' or '.join(f'`{name}`' for name in near)}?"
     return f"{where}: unknown key; known here: {', '.join(known)}."
+
+
+def _nearest(location: tuple[int | str, ...]) -> list[str]:
+    """Known keys of that section that look like the last part, best first."""
+    return difflib.get_close_matches(str(location[-1]), list(section_at(location[:-1]).model_fields), n=2, cutoff=0.6)
 
 
 def section_at(location: Sequence[int | str]) -> type[Section]:

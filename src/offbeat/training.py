@@ -328,7 +328,8 @@ async def _unless_a_worker_dies(main: Awaitable[T], system: System) -> T:
             raise died
         return await task
     except BaseExceptionGroup as failures:
-        raise first_cause(failures) from None
+        first = first_cause(failures)
+        raise first from first.__cause__
     finally:
         for pending in (task, *deaths):
             pending.cancel()

@@ -16,8 +16,8 @@ from weight_rig import (  # the fixtures are used by name
     Model,
     Rig,
     TimesFail,
-    quick_names_fixture,  # noqa: F401  # a fixture
-    rig_fixture,  # noqa: F401  # a fixture
+    quick_names_fixture,
+    rig_fixture,
 )
 
 from offbeat.errors import WeightSyncError
@@ -30,6 +30,8 @@ from offbeat.rpc.messages import (
 )
 from offbeat.weights.manifest import manifest_hash
 
+__all__ = ["quick_names_fixture", "rig_fixture"]
+"""Fixtures that the tests below take by name."""
 pytestmark = pytest.mark.integration
 
 

@@ -13,8 +13,8 @@ from weight_rig import (  # the fixtures are used by name
     Model,
     Rig,
     assert_same,
-    quick_names_fixture,  # noqa: F401  # a fixture
-    rig_fixture,  # noqa: F401  # a fixture
+    quick_names_fixture,
+    rig_fixture,
 )
 
 from offbeat.errors import WeightSyncError
@@ -24,6 +24,8 @@ from offbeat.rpc.messages import (
 )
 from offbeat.weights.session import first_difference
 
+__all__ = ["quick_names_fixture", "rig_fixture"]
+"""Fixtures that the tests below take by name."""
 pytestmark = pytest.mark.integration
 
 

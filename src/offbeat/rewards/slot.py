@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from pathlib import Path
 
@@ -57,8 +58,10 @@ class Slot:
             self._worker = worker
             self.description = await worker.call("describe", Nothing(), RewardDescription, timeout_s=_DESCRIBE_S)
         except RemoteError as error:
+            places = re.findall(r'File "([^"<]+)", line (\d+)', error.traceback_text)
+            place = f" ({':'.join(places[-1])})" if places else ""
             raise RewardError(
-                f"reward functions cannot be loaded: {error.type_name}: {error.message}\n{error.traceback_text}"
+                f"reward functions cannot be loaded: {error.type_name}: {error.message}{place}"
             ) from error
         return worker
 

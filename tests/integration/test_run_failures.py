@@ -1,0 +1,270 @@
+"""Whatever ends a run: the message names the culprit, nothing is left behind, and what was saved can be continued.
+
+The commands run in this process where only their workers matter, and in one of their own where signals do.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_run import Ended, command, run_command, start_command, steps_of, write_config, write_project
+
+from offbeat.checkpoint import CheckpointStore
+from offbeat.rpc.runtime import own_folders
+from offbeat.testing.leaks import no_leaks
+
+pytestmark = pytest.mark.integration
+
+BOUND_S = 30.0
+"""From a failure to the end of the command. The whole run is measured, start included: the bound is generous."""
+
+
+@pytest.fixture(scope="module", name="project")
+def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    with no_leaks(timeout_s=10.0, adopt=True):
+        yield
+
+
+def saved_steps(run: Path) -> int:
+    """Of the newest checkpoint, every file of which has been checked. 0: there is none."""
+    checkpoint, skipped = CheckpointStore(run / "checkpoints", keep_last=1).latest()
+    assert skipped == []
+    return checkpoint.step if checkpoint else 0
+
+
+def assert_failed(ended: Ended, words: str) -> None:
+    """Exit 1, one short error that begins with `words` (a pattern), and no traceback anywhere on the terminal."""
+    assert ended.code == 1, ended.told
+    assert re.match(f"error: {words}", ended.err), ended.told
+    assert "Traceback" not in ended.out + ended.err, ended.told
+    assert len(ended.err.splitlines()) < 10, ended.told
+
+
+# --- a process dies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "culprit", "replicas"),
+    [
+        ("engine-0/engine.generate=kill@3", "engine-0", 1),
+        ("engine-1/engine.receive=kill@2", "engine-1", 2),
+        ("engine.before_commit=kill@2", "engine-0", 1),
+        ("trainer.send=kill@2", "trainer-0", 2),
+        ("trainer.update=kill@2", "trainer-0", 1),
+        ("trainer.save=kill@2", "trainer-0", 1),
+    ],
+)
+def test_a_killed_process_ends_the_run_by_its_name(
+    project: Path, tmp_path: Path, faults: str, culprit: str, replicas: int
+) -> None:
+    config = write_config(project, rollout={"replicas": replicas})
+    run = tmp_path / "run"
+    ended = command("train", config, "--run-dir", run, faults=faults)
+    assert_failed(ended, f"{culprit}: killed by SIGKILL")
+    place = faults.split("=")[0].split("/")[-1]
+    assert f"last lines of its log:\noffbeat: fault injected at {place}: kill\n" in ended.err
+    assert re.search(r"^logs .*run/logs$", ended.err, re.M)
+    if "generate" in faults:  # it may die before the first save
+        assert saved_steps(run) in (0, 1)
+    else:
+        assert saved_steps(run) == 1
+        assert f"saved      step 1 of 3; continue with: offbeat resume {run}\n" in ended.err
+
+
+def test_a_run_whose_engine_died_is_continued(project: Path, tmp_path: Path) -> None:
+    config, run = write_config(project), tmp_path / "run"
+    assert_failed(command("train", config, "--run-dir", run, faults="engine.generate=exit:3@4"), "engine-0: exit code 3")
+    assert saved_steps(run) == 2
+    resumed = command("resume", run)
+    assert resumed.code == 0, resumed.told
+    assert steps_of(run) == [0, 1, 2]
+    assert saved_steps(run) == 3
+
+
+@pytest.mark.parametrize(
+    ("faults", "culprit"),
+    [("engine.receive=stop@2", "engine-0"), ("trainer.update=stop@2", "trainer-0")],
+)
+def test_a_stopped_process_is_found_by_its_silence(project: Path, tmp_path: Path, faults: str, culprit: str) -> None:
+    config = write_config(project, limits={"heartbeat_s": 3.0})
+    ended = command("train", config, "--run-dir", tmp_path / "run", faults=faults)
+    assert_failed(ended, rf"{culprit}: no heartbeat for 3 s \(process is stopped or its host is gone\)")
+    assert saved_steps(tmp_path / "run") == 1
+
+
+def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_path: Path) -> None:
+    config = write_config(project, limits={"stall_s": 1.0})
+    ended = command("train", config, "--run-dir", tmp_path / "run", faults="trainer.update=sleep:100@2")
+    assert_failed(ended, r"trainer-0\.update: no progress for 1 s")
+    assert "see " + str(tmp_path / "run/logs/trainer-0.log") in ended.err
+    assert "in update" in (tmp_path / "run/logs/trainer-0.log").read_text()  # where it hung
+
+
+# --- a process says what is wrong -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        ("engine.generate=raise@3", "engine-0 failed in generate: "),
+        ("trainer.init=raise", "trainer-0 could not start: "),
+        ("trainer.save=enospc@1", r"trainer-0 failed in save: OSError: \[Errno 28\] No space left on device"),
+    ],
+)
+def test_an_exception_of_a_process_is_told_in_its_own_words(
+    project: Path, tmp_path: Path, faults: str, words: str
+) -> None:
+    run = tmp_path / "run"
+    ended = command("train", write_config(project), "--run-dir", run, faults=faults)
+    assert_failed(ended, words)
+    log = (run / "logs/controller.log").read_text()
+    process, place = words.split()[0], faults.split("=")[0]
+    assert f"in {process}:\nTraceback (most recent call last):" in log
+    assert f'point("{place}")' in log
+    assert not list(run.glob("checkpoints/.writing*"))
+
+
+def test_a_full_disk_at_a_save_ends_the_run_and_keeps_the_last_checkpoint(project: Path, tmp_path: Path) -> None:
+    config, run = write_config(project), tmp_path / "run"
+    ended = command("train", config, "--run-dir", run, faults="controller.save=enospc@2")
+    assert ended.code == 1, ended.told
+    assert "error: checkpoint of step 2 cannot be saved: [Errno 28] No space left on device" in ended.err
+    assert "saved      step 1 of 3" in ended.err
+    assert not list(run.glob("checkpoints/.writing*"))
+    assert command("resume", run).code == 0
+    assert steps_of(run) == [0, 1, 2]
+
+
+# --- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_worker_killed_while_it_scores_costs_one_sample_and_not_the_run(project: Path, tmp_path: Path) -> None:
+    ended = command("train", write_config(project), "--run-dir", tmp_path / "run", faults="reward.score=kill@8")
+    assert ended.code == 0, ended.told
+    assert ended.err == ""
+    assert "1 reward call failed and counted as 0" in ended.out
+    assert "its worker ended: killed by SIGKILL" in (tmp_path / "run/samples.jsonl").read_text()
+
+
+def test_a_reward_that_always_raises_ends_the_run_with_its_text(project: Path, tmp_path: Path) -> None:
+    config = write_config(project, data=[{**DATA, "rewards": {"rewards.py:broken": 1.0}}])
+    ended = command("train", config, "--run-dir", tmp_path / "run")
+    assert_failed(ended, r"reward functions failed on \d of 8 scores, more than rewards.max_error_fraction = 0.2 allows")
+    assert "LookupError: no such key in the answer sheet" in ended.err
+
+
+def test_a_reward_file_that_cannot_be_loaded_ends_the_run_with_its_own_error(project: Path, tmp_path: Path) -> None:
+    (project / "needy.py").write_text("import no_such_library\n\ndef fine(completion):\n    return 1.0\n")
+    config = write_config(project, data=[{**DATA, "rewards": {"needy.py:fine": 1.0}}])
+    ended = command("train", config, "--run-dir", tmp_path / "run")
+    assert_failed(ended, "reward functions cannot be loaded: ModuleNotFoundError: No module named 'no_such_library'")
+    assert "needy.py" in ended.err
+
+
+# --- the controller -------------------------------------------------------------------------------------------------
+
+DATA = {"source": "train.jsonl", "format": "text", "max_prompt_tokens": 16}
+SLOW = {"OFFBEAT_FAULTS": "trainer.update=sleep:0.5"}
+HANG = {"OFFBEAT_FAULTS": "engine.generate=sleep:60@4"}
+
+
+def test_a_killed_controller_takes_everything_with_it_and_the_next_command_works(project: Path, tmp_path: Path) -> None:
+    config, run = write_config(project), tmp_path / "run"
+    with start_command("train", config, "--run-dir", run, cwd=tmp_path, env=HANG) as started:
+        started.wait_for_line("^step 1 ")
+        family = psutil.Process(started.process.pid).children(recursive=True)
+        assert len(family) >= 4  # an engine, a trainer, a reward worker, the guard
+        started.send(signal.SIGKILL)
+        assert started.finish().code == -signal.SIGKILL
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+        wait_until_gone(started.process.pid)
+    resumed = command("resume", run)
+    assert resumed.code == 0, resumed.told
+    assert steps_of(run) == [0, 1, 2]
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while folders := own_folders(pid):
+        assert time.monotonic() < deadline, folders
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_finishes_the_step_and_saves(project: Path, tmp_path: Path, number: signal.Signals) -> None:
+    config, run = write_config(project, steps=6, checkpoint={"every_steps": 0}), tmp_path / "run"
+    with start_command("train", config, "--run-dir", run, cwd=tmp_path, env=SLOW) as started:
+        started.wait_for_line("^step 1 ")
+        started.send(number)
+        ended = started.finish()
+    assert ended.code == 130, ended.told
+    assert ended.err == ""
+    assert "! stopping: the step at hand is finished and saved first" in ended.out
+    done = saved_steps(run)
+    assert done in (2, 3)
+    assert f"interrupted after {done} of 6 steps, saved" in ended.out
+    assert f"continue   offbeat resume {run}" in ended.out
+    resumed = command("resume", run)
+    assert resumed.code == 0, resumed.told
+    assert steps_of(run) == list(range(6))
+    assert saved_steps(run) == 6
+
+
+def test_ctrl_c_twice_ends_at_once(project: Path, tmp_path: Path) -> None:
+    config, run = write_config(project), tmp_path / "run"
+    with start_command("train", config, "--run-dir", run, cwd=tmp_path, env=HANG) as started:
+        started.wait_for_line("^step 1 ")
+        while not (run / "checkpoints/step-2").exists():  # from here on it waits for an engine that hangs
+            time.sleep(0.02)
+        started.send(signal.SIGINT)
+        started.wait_for_line("^! stopping")
+        told = time.monotonic()
+        started.send(signal.SIGINT)
+        ended = started.finish()
+    assert time.monotonic() - told < 5
+    assert ended.code == 130, ended.told
+    assert ended.err == ""
+    assert f"! ended at once; saved: step 2 of 3; continue with: offbeat resume {run}" in ended.out
+    assert saved_steps(run) == 2
+
+
+def test_ctrl_c_while_processes_start_ends_at_once(project: Path, tmp_path: Path) -> None:
+    with start_command("train", write_config(project), "--run-dir", tmp_path / "run", cwd=tmp_path) as started:
+        started.wait_for_line("starting processes")
+        told = time.monotonic()
+        started.send(signal.SIGINT)
+        ended = started.finish()
+        assert own_folders(started.process.pid) == []
+    assert time.monotonic() - told < 5
+    assert ended.code == 130, ended.told
+    assert "! ended at once; saved: nothing" in ended.out
+    assert ended.err == ""
+
+
+def test_ctrl_c_before_the_first_step_keeps_the_warm_up(project: Path, tmp_path: Path) -> None:
+    warmup = {"source": "train.jsonl", "format": "text", "steps": 2, "samples_per_step": 4}
+    config, run = write_config(project, warmup=warmup), tmp_path / "run"
+    with start_command(
+        "train", config, "--run-dir", run, cwd=tmp_path, env={"OFFBEAT_FAULTS": "engine.receive=sleep:1@1"}
+    ) as started:
+        started.wait_for_line("first weight sync")
+        started.send(signal.SIGINT)
+        ended = started.finish()
+    assert ended.code == 130, ended.told
+    assert "interrupted after 0 of 3 steps, saved" in ended.out
+    resumed = command("resume", run)
+    assert resumed.code == 0, resumed.told
+    assert "warm-up" not in resumed.out
+    assert steps_of(run) == [0, 1, 2]
