@@ -28,8 +28,14 @@ test: $(VENV)/.dev ## Run all tests but those that need a GPU (minutes)
 check: $(VENV)/.dev ## Format, lint, types, unit tests (up to 90 seconds)
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types unit
+
+.PHONY: types unit
+types: $(VENV)/.dev
 	@$(BIN)/pyright
-	@$(one_thread) $(BIN)/python -m pytest -q tests/unit
+
+unit: $(VENV)/.dev
+	@$(one_thread) $(BIN)/python -m pytest -q tests/unit $(ARGS)
 
 format: $(VENV)/.dev ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format .

@@ -2,8 +2,8 @@
 
     python benchmarks/overlap.py [--steps 12] [--rounds 2]
 
-One core a side (one engine and one trainer, one thread each), both loops with real processes, rounds interleaved so that
-other load on the machine hits both. Two shapes of lengths: equal (a large vocabulary: the end token is hardly ever
+One core a side (one engine and one trainer, one thread each), both loops with real processes, rounds interleaved so
+that other load on the machine hits both. Two shapes of lengths: equal (a large vocabulary: the end token is hardly ever
 sampled) and long-tailed (a small one: lengths are geometric). `epochs` is chosen by a calibration run so that the
 sides are within 20 % of each other, where overlap matters most: the best possible ratio is then 0.5 plus the sync.
 Prints one line a shape with the ratio of median step times, and says whether it is at most 0.75.

@@ -74,7 +74,7 @@ def saved(folder: RunFolder, steps: int) -> str:
     """`step 12 of 80; continue with: offbeat resume RUN`, or that there is nothing."""
     newest = CheckpointStore(folder.checkpoints, keep_last=1).newest_step()
     if newest is None:
-        return "nothing (with checkpoint.every_steps = n a run is saved every n steps)"
+        return "nothing yet (checkpoint.every_steps says how often a run is saved)"
     if newest >= steps:
         return f"all {steps} steps, in {folder.checkpoints / f'step-{newest}'}"
     return f"step {newest} of {steps}; continue with: offbeat resume {shlex.quote(str(folder.path))}"

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -129,7 +130,7 @@ def prepare(config: Config) -> Prepared:
             "ever stop; set sampling.stop_token_ids."
         )
     if problems or prompts is None:
-        raise ConfigError(*problems)
+        raise ConfigError(*dict.fromkeys(problems))
     return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup)
 
 
@@ -162,23 +163,25 @@ def _length_problems(config: Config, model: ModelFolder) -> list[str]:
 def _path_problems(config: Config) -> list[str]:
     problems: list[str] = []
 
-    def collect(check: Callable[[], object]) -> None:
+    def collect(check: Callable[[], object], where: str = "") -> None:
         try:
             check()
         except ConfigError as error:
-            problems.extend(error.problems)
+            problems.extend(where + problem for problem in error.problems)
 
-    sources = [*config.data, *config.eval, *([config.warmup] if config.warmup else [])]
-    for section in sources:
-        collect(partial(check_source, section.source, section.options))
+    named = [(f"data.{section.name}.", section) for section in config.data]
+    named += [(f"eval.{section.name}.", section) for section in config.eval]
+    named += [("warmup.", config.warmup)] if config.warmup else []
+    for where, section in named:
+        collect(partial(check_source, section.source, section.options), where)
     specs = [name for section in (*config.data, *config.eval) for name in section.rewards or ()]
     for spec in dict.fromkeys(specs):
         collect(partial(inspect_function, spec))
-    python = config.rollout.python
-    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+    template = config.sampling.chat_template
+    if template is not None and not Path(template).is_file():
         problems.append(
-            f"rollout.python = {python!r}: no such program; give the path of a Python interpreter that has offbeat "
-            "installed, e.g. /path/to/venv/bin/python."
+            f"sampling.chat_template = {template!r}: no such file; give the path of a Jinja file, relative to the "
+            "configuration file."
         )
     return problems
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -361,6 +362,10 @@ def read_toml(path: Path) -> Json:
         raise ConfigError(f"config {path}: no such file{hint}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
+    except IsADirectoryError:
+        run = (path / "config.json").is_file()
+        hint = f"continue a run with `offbeat resume {path}`" if run else "give the path of a TOML file"
+        raise ConfigError(f"config {path}: is a folder; {hint}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
 
@@ -420,6 +425,18 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Json:
     return merged
 
 
+_RULES = {
+    "model_type": "must be a section, written `[name]` with keys under it",
+    "tuple_type": "must be a list; a list of sections is written `[[name]]` with keys under it",
+    "dict_type": "must be a table, written { key = value, … }",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text in quotes",
+}
+
+
 def _sentences(error: ValidationError, values: Json) -> list[str]:
     """One sentence for each problem: key, value seen, rule, next step."""
     sentences: list[str] = []
@@ -438,8 +455,11 @@ def _sentences(error: ValidationError, values: Json) -> list[str]:
                 pass  # the sentence about the unknown key says what it should be called
             case "missing":
                 sentences.append(f"{where}: missing; it has no default, so give it a value.")
-            case _:
-                rule = problem["msg"].removeprefix("Value error, ")
+            case "missing" if isinstance(problem["loc"][-1], int):
+                key = ".".join(str(part) for part in problem["loc"][:-1])
+                sentences.append(f"{key} = {json.dumps(seen, default=str)[:200]}: has too few values.")
+            case kind:
+                rule = _RULES.get(kind) or problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
                 sentences.append(f"{where} = {json.dumps(seen, default=str)[:200]}: {rule[0].lower()}{rule[1:]}.")
     return sentences
 
@@ -507,6 +527,10 @@ def _absolute(config: Config, folder: Path) -> Config:
         looks_like_path = text.startswith(("./", "../", "/", "~")) or candidate.exists()
         return str(candidate.resolve()) if looks_like_path else text
 
+    def program(text: str) -> str:
+        # Not resolved: the interpreter of a virtual environment is a link, and its name says which environment.
+        return os.path.abspath(folder / Path(text).expanduser()) if "/" in text else text
+
     def source(text: str) -> str:
         if text.startswith(("hf://", "reasoning_gym:")):
             return text
@@ -528,6 +552,6 @@ def _absolute(config: Config, folder: Path) -> Config:
     template = config.sampling.chat_template
     sampling = config.sampling.model_copy(update={"chat_template": template and str((folder / template).resolve())})
     python = config.rollout.python
-    rollout = config.rollout.model_copy(update={"python": python and path(python)})
+    rollout = config.rollout.model_copy(update={"python": python and program(python)})
     changed = {"model": path(config.model), "data": data, "eval": evals, "warmup": warmup, "rollout": rollout}
     return config.model_copy(update={**changed, "sampling": sampling})

@@ -66,7 +66,8 @@ class RemoteError(RunError):
 
     def __init__(self, process: str, method: str, type_name: str, message: str, traceback_text: str) -> None:
         what = "could not start" if method == "build" else f"failed in {method}"
-        super().__init__(f"{process} {what}: {type_name}: {message}")
+        kind = "" if type_name.startswith("offbeat.errors.") else f"{type_name}: "
+        super().__init__(f"{process} {what}: {kind}{message}")
         self.process = process
         self.method = method
         self.type_name = type_name

@@ -61,9 +61,7 @@ class ModelFolder:
     def unused_generation_config(self) -> dict[str, Any]:
         """What generation_config.json says about sampling. offbeat does not follow it: `[sampling]` alone decides."""
         return {
-            key: value
-            for key, value in self.generation_config.items()
-            if key in _SAMPLING_KEYS and value is not None
+            key: value for key, value in self.generation_config.items() if key in _SAMPLING_KEYS and value is not None
         }
 
 
@@ -287,8 +285,9 @@ def load_tokenizer(model: ModelFolder, chat_template: str | Path | None = None) 
         try:
             tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ModelError(
-                f"sampling.chat_template = {str(chat_template)!r} cannot be read ({error}); give a UTF-8 Jinja file."
+                f"sampling.chat_template = {str(chat_template)!r} cannot be read ({reason}); give a UTF-8 Jinja file."
             ) from error
     if len(tokenizer) > model.vocab_size:
         raise ModelError(

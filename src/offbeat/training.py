@@ -25,6 +25,7 @@ from offbeat.config import Config, load_config, parse_config, read_toml
 from offbeat.data.prompts import DataPosition
 from offbeat.errors import ConfigError, RunError, WorkerDied
 from offbeat.evaluate import EvalResult, evaluate
+from offbeat.host import require_host
 from offbeat.interrupt import Interrupt
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
@@ -109,6 +110,7 @@ def resolve(
 def train(config: Config, *, name: str, run_dir: Path | None, display: Display) -> RunResult:
     """A new run."""
     prepared = prepare(config)
+    require_host(config)
     folder = RunFolder.create(name, run_dir=run_dir)
     with folder.locked():
         folder.write_config(config.model_dump(mode="json"))
@@ -139,6 +141,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> Ru
             f"offbeat resume {path} steps={config.steps * 2}."
         )
     prepared = prepare(config)
+    require_host(config)
     prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
     folder.write_config(config.model_dump(mode="json"))
     return _run(prepared, folder, display, checkpoint=checkpoint)
@@ -158,6 +161,7 @@ def evaluate_only(
     if not config.eval:
         raise ConfigError(f"{target} has no [[eval]] set; add one with a name and a source.")
     prepared = prepare(config)
+    require_host(config)
     with contextlib.ExitStack() as stack:
         import tempfile
 

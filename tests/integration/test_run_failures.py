@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_run import Ended, command, run_command, start_command, steps_of, write_config, write_project
+from tiny_run import Ended, command, start_command, steps_of, write_config, write_project
 
 from offbeat.checkpoint import CheckpointStore
 from offbeat.rpc.runtime import own_folders
@@ -84,7 +84,9 @@ def test_a_killed_process_ends_the_run_by_its_name(
 
 def test_a_run_whose_engine_died_is_continued(project: Path, tmp_path: Path) -> None:
     config, run = write_config(project), tmp_path / "run"
-    assert_failed(command("train", config, "--run-dir", run, faults="engine.generate=exit:3@4"), "engine-0: exit code 3")
+    assert_failed(
+        command("train", config, "--run-dir", run, faults="engine.generate=exit:3@4"), "engine-0: exit code 3"
+    )
     assert saved_steps(run) == 2
     resumed = command("resume", run)
     assert resumed.code == 0, resumed.told
@@ -160,7 +162,9 @@ def test_a_reward_worker_killed_while_it_scores_costs_one_sample_and_not_the_run
 def test_a_reward_that_always_raises_ends_the_run_with_its_text(project: Path, tmp_path: Path) -> None:
     config = write_config(project, data=[{**DATA, "rewards": {"rewards.py:broken": 1.0}}])
     ended = command("train", config, "--run-dir", tmp_path / "run")
-    assert_failed(ended, r"reward functions failed on \d of 8 scores, more than rewards.max_error_fraction = 0.2 allows")
+    assert_failed(
+        ended, r"reward functions failed on \d of 8 scores, more than rewards.max_error_fraction = 0.2 allows"
+    )
     assert "LookupError: no such key in the answer sheet" in ended.err
 
 

@@ -37,7 +37,7 @@ LEVELS: tuple[set[str], ...] = (
     {"checkpoint", "evaluate", "journal", "staleness"},
     {"stages"},
     {"loops", "recording", "interrupt", "aftermath"},
-    {"build"},
+    {"build", "host"},
     {"check", "training"},
     {"cli"},
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.weights.verify import Digest, K, _block_factor, _splitmix, digest  # pyright: ignore[reportPrivateUsage]
+from offbeat.weights.verify import Digest, K, block_factor, digest, splitmix
 
 SIZES = [0, 1, 2, 3, 4, 5, 4 * K - 1, 4 * K, 4 * K + 1, 9 * K * 4 + 7]
 
@@ -21,7 +21,7 @@ def by_hand(data: bytes) -> str:
     padded = data + bytes(-len(data) % 4)
     for index in range(len(padded) // 4):
         word = int.from_bytes(padded[4 * index : 4 * index + 4], "little", signed=True)
-        total += word * (_splitmix(index % K) | 1) * _block_factor(index // K)
+        total += word * (splitmix(index % K) | 1) * block_factor(index // K)
     return f"{total & (1 << 64) - 1:016x}"
 
 

@@ -73,7 +73,7 @@ def check_source(source: str, options: Mapping[str, Any]) -> None:
     if source.startswith("hf://") or path.is_dir():
         return
     if not path.exists():
-        raise DataError(f"source = {source!r}: no such file or folder{_nearest(path)}.")
+        raise DataError(f"source = {source!r}: no such file or folder{_nearest(path)}")
     if path.suffix not in (*_JSONL, *_PARQUET):
         raise DataError(
             f"source = {source!r}: unknown kind of file {path.suffix!r}; use .jsonl, .parquet, a folder written by "
@@ -84,11 +84,11 @@ def check_source(source: str, options: Mapping[str, Any]) -> None:
 def _nearest(path: Path) -> str:
     parent = path.parent
     if not parent.is_dir():
-        return f" (there is no folder {parent} either)"
+        return f" (there is no folder {parent} either); give a path relative to the configuration file."
     near = difflib.get_close_matches(path.name, [child.name for child in parent.iterdir()], n=1, cutoff=0.6)
     if near:
         return f"; did you mean {parent / near[0]}?"
-    return "; give the path of a .jsonl or .parquet file, relative to the configuration file"
+    return "; give the path of a .jsonl or .parquet file, relative to the configuration file."
 
 
 def _from_jsonl(path: Path) -> Rows:

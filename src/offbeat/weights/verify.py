@@ -70,16 +70,16 @@ def _words_sum(words: Tensor, first: int) -> int:
     position, end = first, first + words.numel()
     if position % K and position < end:  # up to the next block boundary
         size = min(K - position % K, end - position)
-        total += _block_sums(words[:size].unsqueeze(0), position % K)[0] * _block_factor(position // K)
+        total += _block_sums(words[:size].unsqueeze(0), position % K)[0] * block_factor(position // K)
         position += size
     blocks = (end - position) // K
     if blocks:
         begin = position - first
         sums = _block_sums(words[begin : begin + blocks * K].view(blocks, K), 0)
-        total += sum(s * _block_factor(position // K + n) for n, s in enumerate(sums))
+        total += sum(s * block_factor(position // K + n) for n, s in enumerate(sums))
         position += blocks * K
     if position < end:
-        total += _block_sums(words[position - first :].unsqueeze(0), 0)[0] * _block_factor(position // K)
+        total += _block_sums(words[position - first :].unsqueeze(0), 0)[0] * block_factor(position // K)
     return total & _MASK
 
 
@@ -99,7 +99,7 @@ def _block_sums(words_RK: Tensor, offset: int) -> list[int]:
     return sums.tolist()
 
 
-def _splitmix(index: int) -> int:
+def splitmix(index: int) -> int:
     """The splitmix64 output function (Steele, Lea, Flood 2014) at `index`."""
     z = (index + 1) * 0x9E3779B97F4A7C15 & _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -109,11 +109,11 @@ def _splitmix(index: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _word_factors(device: str) -> Tensor:
-    values = [_splitmix(index) | 1 for index in range(K)]
+    values = [splitmix(index) | 1 for index in range(K)]
     signed = [value - (1 << 64) if value >> 63 else value for value in values]
     return torch.tensor(signed, dtype=torch.int64, device=device)
 
 
 @functools.lru_cache(maxsize=1 << 17)
-def _block_factor(block: int) -> int:
-    return _splitmix((1 << 32) + block) | 1
+def block_factor(block: int) -> int:
+    return splitmix((1 << 32) + block) | 1
