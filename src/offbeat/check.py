@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from offbeat.build import Prepared, prepare
 from offbeat.config import Config
+from offbeat.host import host_problems
 from offbeat.memory import estimate_memory, read_shape
+from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
 
 PROMPT_CHARACTERS = 1500
@@ -17,20 +19,29 @@ PROMPT_CHARACTERS = 1500
 
 def check(config: Config, *, tokens: bool, console: Console | None = None) -> None:
     """Print it. Raises `ConfigError` with every problem found."""
-    out = console or Console(highlight=False, soft_wrap=True)
+    out = console or Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
     prepared = prepare(config)
+
+    def line(label: str, text: str) -> None:
+        # A terminal that cannot show a character shows another one; the command goes on.
+        out.print(Text(f"{label:<8}", "bold").append(figures.printable(text, out.encoding), "not bold"))
+
     for label, text in rows(prepared):
-        out.print(f"[bold]{label:<8}[/bold]{escape(text)}")
+        line(label, text)
+    for problem in host_problems(config, ask=False):
+        line("machine", f"! not this one: {problem}")
     prompt = prepared.prompts.batch(0)[0]
-    shown = prompt.text[:PROMPT_CHARACTERS].replace("\n", "⏎\n        ")
-    more = f" … {len(prompt.text) - PROMPT_CHARACTERS} more characters" if len(prompt.text) > PROMPT_CHARACTERS else ""
-    out.print(f"[bold]prompt  [/bold]{escape(shown + more)}   ({len(prompt.token_ids)} tokens, {prompt.id})")
+    line("prompt", f"{prompt.id}, {len(prompt.token_ids)} tokens:")
+    for text in prompt.text[:PROMPT_CHARACTERS].split("\n"):
+        line("", text)
+    if len(prompt.text) > PROMPT_CHARACTERS:
+        line("", f"… and {len(prompt.text) - PROMPT_CHARACTERS} more characters")
     if tokens:
         pieces = prepared.tokenizer.convert_ids_to_tokens([int(i) for i in prompt.token_ids])
         for index, (token_id, piece) in enumerate(zip(prompt.token_ids, pieces, strict=True)):
-            out.print(f"        {index:>5}  {int(token_id):>7}  {escape(repr(piece))}")
+            line("", f"{index:>5}  {int(token_id):>7}  {piece!r}")
     else:
-        out.print("        --tokens shows its ids")
+        line("", "(--tokens shows its token ids)")
 
 
 def rows(prepared: Prepared) -> list[tuple[str, str]]:

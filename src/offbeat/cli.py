@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override config keys, e.g. trainer.lr=1e-5.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override config keys, e.g. trainer.lr=1e-5.")
 ]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only.")]
@@ -83,7 +83,7 @@ def evaluate(
     step: Annotated[int | None, typer.Option(help="Checkpoint of the run; default: the newest.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate a model, or a checkpoint of a run, on the [[eval]] sets."""
+    """Evaluate a model, or a checkpoint of a run, on the held-out sets of its config."""
     from offbeat import training
     from offbeat.metrics.display import make_display
 

@@ -412,7 +412,7 @@ def _apply_override(values: Json, override: str) -> str | None:
         if not isinstance(here, dict | list):
             return f"override {override!r}: {part!r} is not a section."
     if isinstance(here, list):
-        return f"override {override!r}: name the entry, e.g. data.0.{last}=…"
+        return f"override {override!r}: name the entry, e.g. {'.'.join(parents)}.0.{last}={text}."
     here[last] = value
     return None
 
@@ -453,11 +453,11 @@ def _sentences(error: ValidationError, values: Json) -> list[str]:
                 sentences.append(_unknown_key(problem["loc"]))
             case "missing" if problem["loc"] in misspelt:
                 pass  # the sentence about the unknown key says what it should be called
-            case "missing":
-                sentences.append(f"{where}: missing; it has no default, so give it a value.")
             case "missing" if isinstance(problem["loc"][-1], int):
                 key = ".".join(str(part) for part in problem["loc"][:-1])
                 sentences.append(f"{key} = {json.dumps(seen, default=str)[:200]}: has too few values.")
+            case "missing":
+                sentences.append(f"{where}: missing; it has no default, so give it a value.")
             case kind:
                 rule = _RULES.get(kind) or problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
                 sentences.append(f"{where} = {json.dumps(seen, default=str)[:200]}: {rule[0].lower()}{rule[1:]}.")

@@ -31,8 +31,8 @@ def require_host(config: Config) -> None:
         raise ConfigError(*problems)
 
 
-def host_problems(config: Config) -> list[str]:
-    """One sentence for each thing that this machine lacks. Loads torch."""
+def host_problems(config: Config, *, ask: bool = True) -> list[str]:
+    """One sentence for each thing that this machine lacks. Loads torch; `ask` False starts no other interpreter."""
     python = config.rollout.python
     problems = [
         *_device_problems("trainer", config.trainer.device),
@@ -41,7 +41,7 @@ def host_problems(config: Config) -> list[str]:
     ]
     if python is None:
         problems += _device_problems("rollout", config.rollout.device)
-    else:
+    elif ask:
         problems += _problems(partial(_ask, python))
     return list(dict.fromkeys(problems))
 

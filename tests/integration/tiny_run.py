@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -62,6 +63,8 @@ class Ended:
     out: str
     err: str
     seconds: float
+    cpu_s: float = 0.0
+    """Of a process of its own, without those that it started."""
 
     @property
     def told(self) -> str:
@@ -156,12 +159,20 @@ class Started:
         self.process.send_signal(number)
 
     def finish(self, timeout_s: float = 60.0) -> Ended:
+        before = _children_cpu_s()
         try:
             out, err = self.process.communicate(timeout=timeout_s)
         finally:
             self.process.kill()
             self.process.wait()
-        return Ended(self.process.returncode, self.seen + out, err, time.monotonic() - self.started)
+        seconds = time.monotonic() - self.started
+        return Ended(self.process.returncode, self.seen + out, err, seconds, _children_cpu_s() - before)
+
+
+def _children_cpu_s() -> float:
+    """Of all children that have been waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextlib.contextmanager
