@@ -250,6 +250,7 @@ async def _start_all(
     def decode(completions: Sequence[IntArray]) -> list[str]:
         return decode_completions(prepared.tokenizer, completions, prepared.sampling.stop_token_ids)
 
+    pool: asyncio.Task[RewardPool] | None = None
     try:
         async with asyncio.TaskGroup() as group:
             pool = group.create_task(
@@ -259,7 +260,7 @@ async def _start_all(
             )
             workers = [group.create_task(hub.start(spec, start_s=config.limits.start_s)) for spec in specs]
     except BaseException as error:
-        if pool.done() and not pool.cancelled() and pool.exception() is None:
+        if pool is not None and pool.done() and not pool.cancelled() and pool.exception() is None:
             await pool.result().close()
         first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         raise first from first.__cause__

@@ -89,6 +89,8 @@ class RunStages:
     """Of the trainer's weights: training steps done."""
     engine_version: int = -1
     stopping: bool = False
+    saved_version: int = -1
+    """The newest version that this process saved."""
     current: int = field(default=-1)
 
     def steps(self) -> Iterator[int]:
@@ -154,7 +156,17 @@ class RunStages:
         self.recorder.trained(trained)
         if self.saver.due(step + 1) or self.stopping:
             with self.timeline.span("controller", "save", step=step):
-                await self.saver.save(step + 1, self.version)
+                await self._save()
+
+    async def finish(self) -> None:
+        """After the loop. Told to stop between two steps (a sync, an evaluation), the last one is not saved yet."""
+        if self.stopping and self.saved_version != self.version:
+            await self._save()
+
+    async def _save(self) -> None:
+        # One version a step: the next step to do has the number of the version.
+        await self.saver.save(self.version, self.version)
+        self.saved_version = self.version
 
 
 def generate_requests(prompts: Sequence[Prompt], samples: int, run_seed: int) -> list[GenerateRequest]:

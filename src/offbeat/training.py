@@ -13,17 +13,17 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from offbeat.aftermath import aftermath, saved
 from offbeat.build import Prepared, System, prepare, start
 from offbeat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
 from offbeat.config import Config, load_config, parse_config, read_toml
 from offbeat.data.prompts import DataPosition
-from offbeat.errors import ConfigError, RunError, WorkerDied
+from offbeat.errors import ConfigError, RunError
 from offbeat.evaluate import EvalResult, evaluate
 from offbeat.host import require_host
 from offbeat.interrupt import Interrupt
@@ -37,10 +37,8 @@ from offbeat.metrics.summary import Summary
 from offbeat.metrics.writer import RunFolder, metrics_file, read_metrics, samples_file
 from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.stages import RunStages, Sampled
+from offbeat.supervision import unless_a_worker_dies
 
-T = TypeVar("T")
-CULPRIT_S = 2.0
-"""When a call fails, how long to wait for news of a process that ended: that is the better explanation."""
 ACTIVITY_S = 0.25
 
 
@@ -215,7 +213,7 @@ async def _evaluate(
             return tuple(results)
 
         async with _activity(system, display):
-            return await _unless_a_worker_dies(main(), system)
+            return await unless_a_worker_dies(main(), system.workers)
 
 
 # --- a training run -----------------------------------------------------------------------------------------------
@@ -260,11 +258,10 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
                         await on_policy(stages)
                     case 1:
                         await one_step(stages)
-                if stages.stopping and stages.version == 0:  # before the first step: the warm-up is worth keeping
-                    await stages.saver.save(0, 0)
+                await stages.finish()
 
             async with _activity(system, display):
-                await _unless_a_worker_dies(main(), system)
+                await unless_a_worker_dies(main(), system.workers)
             recorder.finish(stages.version, stages.version)
             return _result(prepared, folder, stages, recorder, display)
 
@@ -316,43 +313,6 @@ async def _bring_to_start(
     if description.weights_version != expected:
         raise RunError(f"the trainer is at version {description.weights_version}, the checkpoint at {expected}")
     recorder.updates_at[expected] = description.optimizer_updates
-
-
-async def _unless_a_worker_dies(main: Awaitable[T], system: System) -> T:
-    """Run `main`; the end of a worker ends it, and explains whatever else went wrong because of it."""
-    task = asyncio.ensure_future(main)
-    deaths = [asyncio.ensure_future(worker.wait_died()) for worker in system.workers]
-    try:
-        await asyncio.wait([task, *deaths], return_when=asyncio.FIRST_COMPLETED)
-        if task.done() and not task.cancelled() and task.exception() is not None:
-            # A peer's broken connection is often noticed before the peer's end.
-            await asyncio.wait(deaths, timeout=CULPRIT_S, return_when=asyncio.FIRST_COMPLETED)
-        died = next((death.result() for death in deaths if death.done()), None)
-        if died is not None and not (task.done() and not task.cancelled() and task.exception() is None):
-            raise died
-        return await task
-    except BaseExceptionGroup as failures:
-        first = first_cause(failures)
-        raise first from first.__cause__
-    finally:
-        for pending in (task, *deaths):
-            pending.cancel()
-        await asyncio.gather(task, *deaths, return_exceptions=True)
-
-
-def first_cause(group: BaseExceptionGroup) -> BaseException:
-    """The one error of a group that explains the others: a dead worker if there is one, else the first."""
-    leaves: list[BaseException] = []
-
-    def collect(error: BaseException) -> None:
-        if isinstance(error, BaseExceptionGroup):
-            for inner in error.exceptions:
-                collect(inner)
-        else:
-            leaves.append(error)
-
-    collect(group)
-    return next((leaf for leaf in leaves if isinstance(leaf, WorkerDied)), leaves[0])
 
 
 @contextlib.asynccontextmanager

@@ -37,14 +37,14 @@ TEMPERATURE = 0.8
 STOPS = (1, 3, 4, 5, 20, 21)
 """`<eos>` and some characters, so that samples have every length."""
 TRAINER: Mapping[str, Any] = {
-    "lr": 2e-3,
+    "lr": 6e-3,
     "warmup_steps": 2,
     "betas": [0.9, 0.99],
-    # Far above the rounding of a gradient: AdamW would turn the sign of a gradient that is nothing but rounding into a
-    # full step.
-    "eps": 1e-4,
+    # As large as the gradient's elements: AdamW then sees the scale of a gradient, and does not make a full step of the
+    # sign of one that is nothing but rounding.
+    "eps": 1e-2,
     "weight_decay": 0.01,
-    "max_grad_norm": 0.5,
+    "max_grad_norm": 2.0,
 }
 LOSS: Mapping[str, Any] = {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2}
 
@@ -160,33 +160,46 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder / "model")
-        lines = (self.folder / "train.jsonl").read_text().splitlines()
-        self.prompts = [self.tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
+        self.prompts = self.read("train.jsonl")
 
     def __call__(self, model: Any, step: int) -> Sequence[OracleSample]:
-        rows = range(step * PROMPTS, (step + 1) * PROMPTS)
-        requests = [
-            GenerateRequest(
-                prompt_id=f"rows/{row}",
-                epoch=0,
-                token_ids=np.asarray(self.prompts[row], dtype=np.int32),
-                seeds=tuple(sample_seed(self.seed, f"rows/{row}", index, 0) for index in range(SAMPLES)),
-            )
-            for row in rows
-        ]
-        sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, stop_token_ids=STOPS)
-        samples = [self.scored(rollout) for rollout in HfSampler(model).generate(requests, sampling, version=0)]
+        rows = [(f"rows/{row}", self.prompts[row]) for row in range(step * PROMPTS, (step + 1) * PROMPTS)]
+        samples = [self.scored(rollout) for rollout in self.rollouts(model, rows, SAMPLES)]
         self.sampled.append(samples)
         return samples
 
+    def heldout(self, model: Any) -> list[str]:
+        """The completions of the held-out set."""
+        rows = [(f"heldout/{row}", ids) for row, ids in enumerate(self.read("heldout.jsonl"))]
+        return [self.text(rollout) for rollout in self.rollouts(model, rows, 1)]
+
+    def read(self, name: str) -> list[list[int]]:
+        lines = (self.folder / name).read_text().splitlines()
+        return [self.tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
+
+    def rollouts(self, model: Any, rows: Sequence[tuple[str, list[int]]], samples: int) -> list[Rollout]:
+        requests = [
+            GenerateRequest(
+                prompt_id=name,
+                epoch=0,
+                token_ids=np.asarray(ids, dtype=np.int32),
+                seeds=tuple(sample_seed(self.seed, name, index, 0) for index in range(samples)),
+            )
+            for name, ids in rows
+        ]
+        sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, stop_token_ids=STOPS)
+        return HfSampler(model).generate(requests, sampling, version=0)
+
+    def text(self, rollout: Rollout) -> str:
+        """A stop id that is a plain character ends the sample and is no part of its text."""
+        kept = [token for token in rollout.token_ids.tolist() if token not in STOPS]
+        return self.tokenizer.decode(kept, skip_special_tokens=True)
+
     def scored(self, rollout: Rollout) -> OracleSample:
-        tokens = rollout.token_ids.tolist()
-        # A stop id that is a plain character ends the sample and is no part of its text.
-        text = self.tokenizer.decode([t for t in tokens if t not in STOPS], skip_special_tokens=True)
         return OracleSample(
             group=rollout.prompt_id,
             prompt=rollout.prompt_token_ids.tolist(),
-            tokens=tokens,
+            tokens=rollout.token_ids.tolist(),
             behaviour=rollout.logprobs.tolist(),
-            reward=liked(text),
+            reward=liked(self.text(rollout)),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from equivalence_runs import (
     SAMPLES,
     STEPS,
     STOPS,
+    TRAINER,
     Observed,
     Sampler,
     heldout,
@@ -33,10 +35,12 @@ from equivalence_runs import (
     values,
     weights_of,
 )
+from learning_reward import liked
 from torch import Tensor
 
 from offbeat import training
 from offbeat.metrics.display import SilentDisplay
+from offbeat.testing.consistency import compare, sigmas
 from offbeat.testing.oracle import OracleSample
 from offbeat.testing.reference import (
     ReferenceSettings,
@@ -49,9 +53,11 @@ from offbeat.testing.reference import (
 pytestmark = pytest.mark.integration
 
 WEIGHTS_TOLERANCE = 1e-6
-"""Absolute; the largest weights are near 1 and move by 1e-2, so this is a few float32 roundings of them. Seen: 4e-7."""
+"""Absolute, of weights up to 1.03: a few float32 roundings of the largest. Seen: 3.5e-7."""
+MISTAKE = 1e-3
+"""What a mistake moves some weight by, at least. Seen: 5e-3 and more."""
 LOGPROBS_TOLERANCE = 5e-5
-"""Of one token, after as many steps. Seen: 6e-6."""
+"""Of one token. Seen: 7e-6, after four steps."""
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "on-policy": {"eval": "every step", "checkpoint": {"every_steps": 1, "keep_last": STEPS}},
@@ -97,6 +103,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("equivalence"))
 
 
+class StopAfter(SilentDisplay):
+    """Presses Ctrl-C when it is shown a step."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        if record["step"] == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def stopped(runs: Runs) -> Observed:
+    """One step off-policy, of another seed than the cases, and interrupted after its second step."""
+    return run(values(runs.folder, max_staleness=1, seed=4), runs.folder / "stopped", display=StopAfter(1))
+
+
 def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
     assert ours.keys() == theirs.keys()
     return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
@@ -113,7 +136,7 @@ def test_a_run_has_the_weights_of_the_reference_after_five_steps(runs: Runs, cas
         for rollout, sample in zip(rollouts, sampler.sampled[step], strict=True):
             assert np.abs(rollout.logprobs - np.asarray(sample.behaviour)).max() < LOGPROBS_TOLERANCE
     assert largest_difference(observed.weights(), wanted) < WEIGHTS_TOLERANCE
-    assert largest_difference(runs.model.state_dict(), wanted) > 5000 * WEIGHTS_TOLERANCE
+    assert largest_difference(runs.model.state_dict(), wanted) > 10 * MISTAKE
 
 
 def test_the_runs_reach_what_they_are_to_show(runs: Runs) -> None:
@@ -123,7 +146,8 @@ def test_the_runs_reach_what_they_are_to_show(runs: Runs) -> None:
     late = runs.observed("one step off-policy, two updates").result.history
     for key in ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"):
         assert any(record[key] > 0 for record in late), key
-    assert any(record["grad_norm"] > 0.5 for record in records)
+    norms = [record["grad_norm"] for record in records]
+    assert min(norms) < TRAINER["max_grad_norm"] < max(norms)
     lengths = {len(r.token_ids) for step in range(STEPS) for r in runs.observed("on-policy").rollouts(step)}
     assert lengths == set(range(1, 9))
 
@@ -167,7 +191,13 @@ def other_baselines(model: Any, update: Weighed, settings: ReferenceSettings) ->
     return [(one, advantage) for (one, _), advantage in zip(update, advantages[1:] + advantages[:1], strict=True)]
 
 
+def scaled(model: Any, update: Weighed, settings: ReferenceSettings) -> Tensor:
+    """As advantages come out that are divided by a standard deviation over n, not n - 1."""
+    return math.sqrt(SAMPLES / (SAMPLES - 1)) * reference_loss(model, update, settings)
+
+
 MISTAKES: Mapping[str, Any] = {
+    "a loss of another scale": scaled,
     "ratio against the current logprobs": with_changed_update(against_current),
     "a denominator for each micro-batch": per_micro_batch,
     "advantages of the neighbour": with_changed_update(other_baselines),
@@ -182,7 +212,7 @@ MISTAKES: Mapping[str, Any] = {
 def test_a_mistake_in_the_loss_is_far_outside_the_tolerance(runs: Runs, mistake: str) -> None:
     case = "one step off-policy, two updates"
     wrong = reference_run(runs.model, runs.sampler(case), runs.settings(case), MISTAKES[mistake])
-    assert largest_difference(runs.observed(case).weights(), wrong) > 500 * WEIGHTS_TOLERANCE
+    assert largest_difference(runs.observed(case).weights(), wrong) > MISTAKE
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2])
@@ -196,7 +226,7 @@ def test_an_engine_a_version_behind_or_ahead_is_noticed_by_tokens_and_weights(
     wrong = reference_run(runs.model, sampler, dataclasses.replace(settings, delay=delay))
     ours = [[r.token_ids.tolist() for r in observed.rollouts(step)] for step in range(STEPS)]
     assert ours != [[sample.tokens for sample in samples] for samples in sampler.sampled]
-    assert largest_difference(observed.weights(), wrong) > 500 * WEIGHTS_TOLERANCE
+    assert largest_difference(observed.weights(), wrong) > MISTAKE
 
 
 # --- the same config, the same run -----------------------------------------------------------------------------------
@@ -211,7 +241,7 @@ def lines(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
 
 
-def test_on_policy_runs_of_one_seed_are_equal_to_the_last_bit_and_of_another_differ(runs: Runs) -> None:
+def test_two_on_policy_runs_of_one_seed_are_equal_to_the_last_bit(runs: Runs) -> None:
     first = runs.observed("on-policy")
     again = run(runs.config("on-policy"), runs.folder / "again")
     assert len(lines(again.result.folder)) == STEPS + 1, "one more for the last evaluation"
@@ -219,9 +249,16 @@ def test_on_policy_runs_of_one_seed_are_equal_to_the_last_bit_and_of_another_dif
     assert lines(first.result.folder, "samples.jsonl") == lines(again.result.folder, "samples.jsonl")
     assert largest_difference(first.weights(), again.weights()) == 0.0
 
-    other = run({**runs.config("on-policy"), "seed": 4, "steps": 1}, runs.folder / "other")
-    assert lasting(other.result.history)[0] != lasting(first.result.history)[0]
-    assert other.result.history[0]["reward_mean"] != first.result.history[0]["reward_mean"]
+
+def test_another_seed_samples_otherwise(runs: Runs, stopped: Observed) -> None:
+    """The first batch is drawn from the same weights in every run here, so seeds alone decide about it."""
+
+    def first(observed: Observed) -> list[list[int]]:
+        return [rollout.token_ids.tolist() for rollout in observed.rollouts(0)]
+
+    assert first(runs.observed("one step off-policy, two updates")) == first(runs.observed("on-policy"))
+    assert first(stopped) != first(runs.observed("on-policy"))
+    assert lasting(stopped.result.history)[0] != lasting(runs.observed("on-policy").result.history)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -231,6 +268,32 @@ def test_staleness_is_zero_at_the_start_and_as_promised_afterwards(runs: Runs, c
     assert [(r["staleness_min"], r["staleness_max"]) for r in history] == [(0, 0)] + [(bound, bound)] * (STEPS - 1)
     updates = runs.config(case).get("updates_per_step", 1)
     assert [r["updates_behind_max"] for r in history] == [updates - 1] + [updates * (1 + bound) - 1] * (STEPS - 1)
+
+
+# --- held-out points ---
+
+
+def test_every_heldout_point_is_what_the_trainers_weights_of_its_version_can_do(runs: Runs) -> None:
+    """The checkpoint of each step, sampled here with the same seeds, gives the very same completions."""
+    observed = runs.observed("on-policy")
+    written = [line for line in lines(observed.result.folder, "samples.jsonl") if line["eval"] == "heldout"]
+    assert {line["step"] for line in written} == set(range(STEPS + 1))
+    sampler = runs.sampler("on-policy")
+    for version in range(STEPS + 1):
+        saved = observed.result.folder / "checkpoints" / f"step-{version}" / "trainer-0" / "model"
+        completions = sampler.heldout(load(saved) if version else runs.model)
+        point = [line for line in written if line["step"] == version]
+        assert [line["completion"] for line in point] == completions
+        assert {version for line in point for version, _ in line["versions"]} == {version}
+        mean = observed.result.evaluations[version].avg
+        assert mean == pytest.approx(sum(map(liked, completions)) / len(completions))
+
+
+def test_heldout_and_rollout_rewards_of_a_version_agree_within_noise(runs: Runs) -> None:
+    """Both are of random rows of one kind here."""
+    points = compare(lines(runs.observed("on-policy").result.folder, "samples.jsonl"), "heldout")
+    assert [point.version for point in points] == list(range(STEPS))
+    assert abs(sigmas(points)) < 4
 
 
 # --- resume ----------------------------------------------------------------------------------------------------------
@@ -256,26 +319,14 @@ def test_an_on_policy_run_continued_from_a_checkpoint_equals_the_run_that_was_no
         assert files[0].read_bytes() == files[1].read_bytes(), name
 
 
-class StopAfter(SilentDisplay):
-    """Presses Ctrl-C when it is shown a step."""
-
-    def __init__(self, step: int) -> None:
-        self.at = step
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        if record["step"] == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupted_one_step_run_goes_on_at_lag_zero_and_no_sample_is_lost_or_twice(runs: Runs) -> None:
-    stopped = run(values(runs.folder, max_staleness=1), runs.folder / "stopped", display=StopAfter(1))
+def test_an_interrupted_one_step_run_goes_on_at_lag_zero_and_no_sample_is_lost_or_twice(stopped: Observed) -> None:
     assert stopped.result.interrupted
     done = len(stopped.result.history)
     assert done in (2, 3), "the step at hand is finished, and no further one"
     assert stopped.result.checkpoint is not None
     assert stopped.result.checkpoint.name == f"step-{done}"
 
-    result = training.resume(runs.folder / "stopped", (), display=SilentDisplay())
+    result = training.resume(stopped.result.folder, (), display=SilentDisplay())
     assert [record["step"] for record in result.history] == list(range(STEPS))
     lags = [record["staleness_max"] for record in result.history]
     assert lags == [0] + [1] * (done - 1) + [0] + [1] * (STEPS - done - 1)

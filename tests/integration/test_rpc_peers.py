@@ -111,8 +111,9 @@ def with_tcp(folder: Path, body: Callable[[Hub, Worker], Awaitable[None]], host:
 
 
 def keyed(
-    context: zmq.Context[zmq.Socket[bytes]], hub: Hub, identity: bytes, server_key: bytes, keys: tuple[bytes, bytes]
+    context: zmq.Context[zmq.Socket[bytes]], identity: bytes, server_key: bytes, keys: tuple[bytes, bytes]
 ) -> zmq.Socket[bytes]:
+    """Not connected yet: a monitor must be there before, or it misses the connection."""
     peer = context.socket(zmq.DEALER)
     peer.set(zmq.LINGER, 0)
     peer.set(zmq.IPV6, 1)
@@ -121,7 +122,6 @@ def keyed(
         peer.set(zmq.CURVE_SERVERKEY, server_key)
         peer.set(zmq.CURVE_PUBLICKEY, keys[0])
         peer.set(zmq.CURVE_SECRETKEY, keys[1])
-    peer.connect(hub.address)
     return peer
 
 
@@ -131,8 +131,9 @@ def test_tcp_lets_in_only_the_keys_that_it_gave_out_B002(tmp_path: Path, keys: s
         right = listener_of(hub).server_key.encode()
         server_key = {"none": b"", "own pair": right, "wrong server key": zmq.curve_keypair()[0]}[keys]
         with zmq.Context() as context:
-            peer = keyed(context, hub, b"stranger", server_key, zmq.curve_keypair())
+            peer = keyed(context, b"stranger", server_key, zmq.curve_keypair())
             with peer.get_monitor_socket() as monitor:
+                peer.connect(hub.address)
                 peer.send_multipart(codec.encode("call", Fail(how="sys.exit"), id=1, method="fail"))
                 events = await events_of(monitor, 0.7)
                 peer.disable_monitor()
@@ -161,7 +162,8 @@ def test_a_peer_with_a_given_key_cannot_speak_for_another_worker(tmp_path: Path)
         listener.admit(keys[0].decode(), b"engine-7")
         with zmq.Context() as context:
             for identity, heard in ((b"engine-7", True), (b"engine-8", False)):
-                peer = keyed(context, hub, identity, listener.server_key.encode(), keys)
+                peer = keyed(context, identity, listener.server_key.encode(), keys)
+                peer.connect(hub.address)
                 peer.send_multipart(codec.encode("hello", None))
                 # Both are unknown as workers; only the one with its own name is told so.
                 assert (await answer_of(peer, 3 if heard else 0.7) is not None) == heard

@@ -122,7 +122,7 @@ def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_reward
     assert len(groups) == 9  # every group had a longest
 
     evaluated = [sample for sample in samples(tmp_path / "run") if sample["eval"] == "heldout"]
-    assert {(s["step"], tuple(map(tuple, s["versions"]))[0][0]) for s in evaluated} == {(0, 0), (2, 2), (3, 3)}
+    assert {(s["step"], s["versions"][0][0]) for s in evaluated} == {(0, 0), (2, 2), (3, 3)}
     with_eval = [r for r in records(tmp_path / "run") if any(key.startswith("eval/") for key in r)]
     assert [record["eval/heldout/weights_version"] for record in with_eval] == [0, 2, 3]
 
@@ -132,9 +132,9 @@ def other_environment(folder: Path, marker: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     packages = sysconfig.get_path("purelib")
     (site,) = folder.glob("lib/python*/site-packages")
+    line = "os.environ.get('OFFBEAT_PROCESS', 'no process') + ' ' + sys.prefix + chr(10)"
     (site / "all.pth").write_text(
-        f"import os, site, sys; site.addsitedir({packages!r}); "
-        f"open({str(marker)!r}, 'a').write(os.environ.get('OFFBEAT_PROCESS', 'no process') + ' ' + sys.prefix + '\\n')\n"
+        f"import os, site, sys; site.addsitedir({packages!r}); open({str(marker)!r}, 'a').write({line})\n"
     )
     return folder / "bin/python"
 

@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ def _children_cpu_s() -> float:
 
 
 @contextlib.contextmanager
-def start_command(*words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Started]:
+def start_command(*words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Generator[Started]:
     started = Started(*words, cwd=cwd, env=env)
     try:
         yield started

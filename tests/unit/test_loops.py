@@ -99,6 +99,7 @@ def run(
     refuse_stale: bool = True,
     first: int = 0,
     during: Callable[[RunStages, Trained], None] | None = None,
+    stop_at_s: float | None = None,
 ) -> Recorded:
     world = World(trainer_version=first)
     into = Recorded(world)
@@ -130,7 +131,10 @@ def run(
         stages.recorder = Watching(into)
 
     async def main() -> None:
+        if stop_at_s is not None:
+            asyncio.get_running_loop().call_later(stop_at_s, stages.stop)
         await loop(stages)
+        await stages.finish()
         into.elapsed_s = asyncio.get_running_loop().time()
 
     run_in_virtual_time(main())
@@ -196,6 +200,15 @@ def test_a_run_told_to_stop_finishes_its_step_saves_and_drops_what_is_in_flight(
     into = run(loop, staleness, during=stop_after_step_1)
     assert [step.step for step in into.trained] == [0, 1]
     assert into.saved == [2]
+
+
+@pytest.mark.parametrize(("loop", "staleness"), [(on_policy, 0), (one_step, 1)])
+@pytest.mark.parametrize("tenth", range(101))
+def test_a_run_told_to_stop_at_any_time_has_saved_what_it_trained(loop: Any, staleness: int, tenth: int) -> None:
+    """In the middle of sampling, training, a sync, an evaluation or a save."""
+    into = run(loop, staleness, stop_at_s=0.1 * tenth + 0.005)
+    assert [step.step for step in into.trained] == list(range(len(into.trained)))
+    assert into.saved == [len(into.trained)]
 
 
 def test_a_failure_while_sampling_ends_the_loop_at_once_even_during_training() -> None:

@@ -36,7 +36,7 @@ LEVELS: tuple[set[str], ...] = (
     {"environments", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness"},
     {"stages"},
-    {"loops", "recording", "interrupt", "aftermath"},
+    {"loops", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},
     {"check", "training"},
     {"cli"},
