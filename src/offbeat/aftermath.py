@@ -24,8 +24,10 @@ class _Log(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def aftermath(folder: RunFolder, *, steps: int) -> Generator[None]:
-    """While a run goes on. An error of it is logged and gets the two lines as notes.
+def aftermath(folder: RunFolder, *, steps: int | None = None) -> Generator[None]:
+    """While a run of so many steps goes on. An error of it is logged and gets the two lines as notes.
+
+    `steps` None: it trains nothing, so there is nothing to continue.
 
     Raises:
         RunError: in place of an `OSError`, such as a full disk.
@@ -64,8 +66,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _with_notes(error: Exception, folder: RunFolder, steps: int) -> Exception:
-    error.add_note(f"saved      {saved(folder, steps)}")
+def _with_notes(error: Exception, folder: RunFolder, steps: int | None) -> Exception:
+    if steps is not None:
+        error.add_note(f"saved      {saved(folder, steps)}")
     error.add_note(f"logs       {folder.logs}")
     return error
 

@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +150,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> Ru
 def evaluate_only(
     target: Path, overrides: Sequence[str], *, step: int | None, display: Display
 ) -> tuple[EvalResult, ...]:
-    """The [[eval]] sets of a config's model, or of a run's checkpoint. Trains nothing, writes into no run."""
+    """The [[eval]] sets of a config's model, or of a run's checkpoint. Writes into no run; keeps its logs if it fails."""
     checkpoint = None
     if target.is_dir():
         folder = RunFolder.open(target)
@@ -160,15 +162,18 @@ def evaluate_only(
         raise ConfigError(f"{target} has no [[eval]] set; add one with a name and a source.")
     prepared = prepare(config)
     require_host(config)
-    with contextlib.ExitStack() as stack:
-        import tempfile
-
-        logs = RunFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-eval-"))))
-        logs.logs.mkdir()
+    logs = RunFolder(Path(tempfile.mkdtemp(prefix="offbeat-eval-")))
+    logs.logs.mkdir()
+    with aftermath(logs):
         try:
-            return asyncio.run(_evaluate(prepared, logs, checkpoint, display))
+            results = asyncio.run(_evaluate(prepared, logs, checkpoint, display))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            shutil.rmtree(logs.path, ignore_errors=True)
+            raise KeyboardInterrupt from None
         finally:
             display.close()
+    shutil.rmtree(logs.path, ignore_errors=True)
+    return results
 
 
 def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Checkpoint:
@@ -189,31 +194,32 @@ async def _evaluate(
 ) -> tuple[EvalResult, ...]:
     display.begin(header(prepared))
     display.phase("starting processes")
-    async with start(prepared, logs) as system:
+    with Interrupt(asyncio.current_task(), display.warn).installed():
+        async with start(prepared, logs) as system:
 
-        async def main() -> tuple[EvalResult, ...]:
-            version = 0
-            if checkpoint is not None:
-                await system.trainer.load(str(checkpoint.folder / "trainer-0"))
-                version = checkpoint.state.weights_version
-            elif prepared.warmup is not None:
-                display.warn("the supervised warm-up is not run: this evaluates the model as it is given")
-            display.phase("first weight sync")
-            await system.weights.sync(version)
-            results = await evaluate(
-                prepared.eval_sets,
-                system.engine,
-                system.reward,
-                step=version,
-                version=version,
-                run_seed=prepared.config.seed,
-            )
-            for result in results:
-                display.evaluation(result)
-            return tuple(results)
+            async def main() -> tuple[EvalResult, ...]:
+                version = 0
+                if checkpoint is not None:
+                    await system.trainer.load(str(checkpoint.folder / "trainer-0"))
+                    version = checkpoint.state.weights_version
+                elif prepared.warmup is not None:
+                    display.warn("the supervised warm-up is not run: this evaluates the model as it is given")
+                display.phase("first weight sync")
+                await system.weights.sync(version)
+                results = await evaluate(
+                    prepared.eval_sets,
+                    system.engine,
+                    system.reward,
+                    step=version,
+                    version=version,
+                    run_seed=prepared.config.seed,
+                )
+                for result in results:
+                    display.evaluation(result)
+                return tuple(results)
 
-        async with _activity(system, display):
-            return await unless_a_worker_dies(main(), system.workers)
+            async with _activity(system, display):
+                return await unless_a_worker_dies(main(), system.workers)
 
 
 # --- a training run -----------------------------------------------------------------------------------------------

@@ -215,14 +215,18 @@ def test_a_mistake_in_the_loss_is_far_outside_the_tolerance(runs: Runs, mistake:
     assert largest_difference(runs.observed(case).weights(), wrong) > MISTAKE
 
 
-@pytest.mark.parametrize("delay", [0, 1, 2])
-@pytest.mark.parametrize("case", ["on-policy", "one step off-policy, two updates"])
+@pytest.mark.parametrize(
+    ("case", "delay"),
+    [
+        ("on-policy", 1),
+        ("one step off-policy, two updates", 0),
+        ("one step off-policy, two updates", 2),
+    ],
+)
 def test_an_engine_a_version_behind_or_ahead_is_noticed_by_tokens_and_weights(
     runs: Runs, case: str, delay: int
 ) -> None:
     settings, sampler, observed = runs.settings(case), runs.sampler(case), runs.observed(case)
-    if delay == settings.delay:
-        return
     wrong = reference_run(runs.model, sampler, dataclasses.replace(settings, delay=delay))
     ours = [[r.token_ids.tolist() for r in observed.rollouts(step)] for step in range(STEPS)]
     assert ours != [[sample.tokens for sample in samples] for samples in sampler.sampled]

@@ -6,6 +6,7 @@ The commands run in this process where only their workers matter, and in one of 
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -256,6 +257,27 @@ def test_ctrl_c_while_processes_start_ends_at_once(project: Path, tmp_path: Path
     assert ended.code == 130, ended.told
     assert "! ended at once; saved: nothing" in ended.out
     assert ended.err == ""
+
+
+def test_sigterm_ends_an_evaluation_and_its_folder_is_gone(project: Path, tmp_path: Path) -> None:
+    config = write_config(project, eval=[{"source": "train.jsonl"}])
+    (tmp_path / "tmp").mkdir()
+    with start_command("eval", config, cwd=tmp_path, env={"TMPDIR": str(tmp_path / "tmp")}) as started:
+        started.wait_for_line("starting processes")
+        started.send(signal.SIGTERM)
+        ended = started.finish()
+    assert ended.code == 130, ended.told
+    assert ended.err == ""
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_failed_evaluation_says_where_its_logs_are(project: Path, tmp_path: Path) -> None:
+    config = write_config(project, eval=[{"source": "train.jsonl"}])
+    ended = command("eval", config, faults="engine.generate=raise@2")
+    assert_failed(ended, "engine-0 failed in generate: ")
+    logs = Path(ended.err.split("logs       ")[1].strip())
+    assert "in engine-0:\nTraceback" in (logs / "controller.log").read_text()
+    shutil.rmtree(logs.parent)
 
 
 def test_ctrl_c_before_the_first_step_keeps_the_warm_up(project: Path, tmp_path: Path) -> None:
