@@ -150,7 +150,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> Ru
 def evaluate_only(
     target: Path, overrides: Sequence[str], *, step: int | None, display: Display
 ) -> tuple[EvalResult, ...]:
-    """The [[eval]] sets of a config's model, or of a run's checkpoint. Writes into no run; keeps its logs if it fails."""
+    """The [[eval]] sets of a config's model, or of a run's checkpoint. Writes into no run; keeps logs if it fails."""
     checkpoint = None
     if target.is_dir():
         folder = RunFolder.open(target)
@@ -327,12 +327,12 @@ async def _activity(system: System, display: Display) -> AsyncGenerator[None]:
 
     async def tell() -> None:
         while True:
-            engines = [worker.progress.counters for worker in system.engine_workers]
-            trainer = system.trainer_worker.progress.counters
+            busy = [worker for worker in system.engine_workers if worker.pending_calls]
+            trainer = system.trainer_worker
             display.activity(
                 Activity(
-                    tokens=round(sum(counters.get("tokens", 0) for counters in engines)),
-                    micro_batches=round(trainer.get("micro_batches", 0)),
+                    tokens=round(sum(w.progress.counters.get("tokens", 0) for w in busy)) if busy else None,
+                    note=f"training: {trainer.progress.note}" if trainer.pending_calls else "",
                 )
             )
             await asyncio.sleep(ACTIVITY_S)

@@ -145,7 +145,7 @@ def settings_of(config: Mapping[str, Any]) -> ReferenceSettings:
         max_new_tokens=NEW_TOKENS,
         temperature=TEMPERATURE,
         **{**TRAINER, "betas": tuple(TRAINER["betas"])},
-        **LOSS,
+        **config["loss"],
         **recipe,
     )
 

@@ -90,9 +90,7 @@ class Runs:
         return self._done[case]
 
     def settings(self, case: str) -> ReferenceSettings:
-        config = self.config(case)
-        settings = settings_of(config)
-        return dataclasses.replace(settings, aggregation=config["loss"].get("aggregation", settings.aggregation))
+        return settings_of(self.config(case))
 
     def sampler(self, case: str) -> Sampler:
         return Sampler(self.folder, seed=self.config(case)["seed"])

@@ -40,9 +40,17 @@ UNLIMITED = 2**31 - 1
 class EngineService:
     """The four methods that are not about weights."""
 
-    def __init__(self, name: str, sampler: HfSampler, state: EngineState, describe: Callable[[], EngineDescription]):
+    def __init__(
+        self,
+        name: str,
+        sampler: HfSampler,
+        tokens: TokenCount,
+        state: EngineState,
+        describe: Callable[[], EngineDescription],
+    ) -> None:
         self._name = name
         self._sampler = sampler
+        self._tokens = tokens
         self._state = state
         self._describe = describe
         self._paused = threading.Event()
@@ -61,6 +69,7 @@ class EngineService:
             raise RunError(f"{self._name} is paused and takes no requests: resume it first.")
         with self._state.request(probe=call.probe) as version:
             point("engine.generate")
+            self._tokens.begin()
             started_s = time.monotonic()
             rollouts = self._sampler.generate(call.requests, call.sampling, version)
             return GenerateResult(rollouts=tuple(rollouts), busy_s=time.monotonic() - started_s)
@@ -77,10 +86,13 @@ class EngineService:
 
 
 class TokenCount:
-    """Tokens sampled since the start of the process, as the engine's sign of progress."""
+    """Tokens sampled so far by the call at work, as the engine's sign of progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._tokens = 0
+
+    def begin(self) -> None:
         self._tokens = 0
 
     def add(self, count: int) -> None:
@@ -112,9 +124,8 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
     point("engine.after_load")
     context.progress.advance(note="ready")
     state = EngineState()
-    sampler = HfSampler(
-        model, name=context.name, max_rows=settings.max_rows, on_tokens=TokenCount(context.progress).add
-    )
+    tokens = TokenCount(context.progress)
+    sampler = HfSampler(model, name=context.name, max_rows=settings.max_rows, on_tokens=tokens.add)
 
     def describe() -> EngineDescription:
         return EngineDescription(
@@ -131,7 +142,7 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
         )
 
     receiver = WeightReceiver(ModelWeightSink(model, settings.dtype), state, context.progress)
-    return {**EngineService(context.name, sampler, state, describe).methods(), **receiver.methods()}
+    return {**EngineService(context.name, sampler, tokens, state, describe).methods(), **receiver.methods()}
 
 
 if __name__ == "__main__":

@@ -104,10 +104,11 @@ class Learner:
         """Leaves the gradient of the whole update, over all ranks, in the parameters; changes nothing else."""
         self.model.zero_grad(set_to_none=True)
         tally = UpdateTally(self.device)
-        for micro in micro_batches(minibatch.samples, self._trainer.micro_batch_tokens):
+        parts = list(micro_batches(minibatch.samples, self._trainer.micro_batch_tokens))
+        for number, micro in enumerate(parts, start=1):
             samples = [minibatch.samples[row] for row in micro.rows]
             self._policy_backward(micro, samples, minibatch.denominator, sampling, tally)
-            self._progress("update")
+            self._progress(f"update, micro-batch {number} of {len(parts)}")
         self._mesh.sum_gradients(self._parameters)
         return tally.finish(self._mesh)
 
