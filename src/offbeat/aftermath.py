@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 from offbeat.checkpoint import CheckpointStore
 from offbeat.errors import ConfigError, RemoteError, RunError
@@ -48,7 +52,8 @@ def aftermath(folder: RunFolder, *, steps: int | None = None) -> Generator[None]
         raise _with_notes(error, folder, steps) from error.__cause__
     finally:
         _log.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk: the run's own error is the one to tell
+            handler.close()
 
 
 def _write_down(error: Exception) -> None:
@@ -80,4 +85,13 @@ def saved(folder: RunFolder, steps: int) -> str:
         return "nothing yet (checkpoint.every_steps says how often a run is saved)"
     if newest >= steps:
         return f"all {steps} steps, in {folder.checkpoints / f'step-{newest}'}"
-    return f"step {newest} of {steps}; continue with: offbeat resume {shlex.quote(str(folder.path))}"
+    return f"step {newest} of {steps}; continue with: {command('resume', folder.path)}"
+
+
+def command(name: str, folder: Path) -> str:
+    """A command to copy and paste: `offbeat resume runs/…`, with `offbeat` as it was called here."""
+    program = "offbeat"
+    if shutil.which(program) is None:
+        called = Path(sys.argv[0])
+        program = str(called) if called.name == program else f"{sys.executable} -m offbeat.cli"
+    return f"{program} {name} {shlex.quote(os.path.relpath(folder))}"

@@ -103,7 +103,7 @@ def prepare(config: Config) -> Prepared:
     model = _check_early(config)
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
-    problems: list[str] = []
+    config, problems = _fit_to_model(config, model)
     prompts, eval_data, warmup = None, list[EvalData](), None
     try:
         prompts = open_train(config, tokenizer)
@@ -124,6 +124,11 @@ def prepare(config: Config) -> Prepared:
         except ConfigError as error:
             problems.extend(error.problems)
     sampling = config.sampling.resolve(stop_token_ids(tokenizer, model))
+    unknown = [stop for stop in config.sampling.stop_token_ids if stop >= model.vocab_size]
+    if unknown:
+        problems.append(
+            f"sampling.stop_token_ids: {unknown} are not in the vocabulary of {model.vocab_size} tokens; remove them."
+        )
     if not sampling.stop_token_ids:
         problems.append(
             f"model = {config.model!r}: neither tokenizer nor generation config names an end token, so no sample would "
@@ -141,22 +146,58 @@ def _check_early(config: Config) -> ModelFolder:
         model = inspect_model(config.model, config.revision, config.init)
     except ConfigError as error:
         raise ConfigError(*error.problems, *problems) from error
-    problems += _length_problems(config, model)
     if problems:
         raise ConfigError(*problems)
     return model
 
 
-def _length_problems(config: Config, model: ModelFolder) -> list[str]:
+def _fit_to_model(config: Config, model: ModelFolder) -> tuple[Config, list[str]]:
+    """The config with prompts limited to what the model has positions for; limits that were given are not changed."""
     if model.max_length is None:
+        return config, []
+    room = model.max_length - config.sampling.max_new_tokens
+    if room < 1:
+        return config, [
+            f"sampling.max_new_tokens = {config.sampling.max_new_tokens} leaves no room for a prompt: the model has "
+            f"{model.max_length} positions; set it to less."
+        ]
+    problems = [
+        f"data.{section.name}.max_prompt_tokens = {section.max_prompt_tokens} and sampling.max_new_tokens = "
+        f"{config.sampling.max_new_tokens} make more than the model's {model.max_length} positions; set it to at most "
+        f"{room}, or lower max_new_tokens."
+        for section in config.data
+        if section.max_prompt_tokens > room and "max_prompt_tokens" in section.model_fields_set
+    ]
+    problems += [
+        f"eval.{section.name}.max_new_tokens = {section.max_new_tokens}: the model has {model.max_length} positions; "
+        "set it to less."
+        for section in config.eval
+        if section.max_new_tokens is not None and section.max_new_tokens >= model.max_length
+    ]
+    data = tuple(
+        section.model_copy(update={"max_prompt_tokens": min(section.max_prompt_tokens, room)})
+        for section in config.data
+    )
+    fitted = config.model_copy(update={"data": data})
+    return fitted, problems + _rope_problems(fitted, model)
+
+
+def _rope_problems(config: Config, model: ModelFolder) -> list[str]:
+    """`longrope` picks its frequencies by the longest sequence that is computed together.
+
+    Beyond the original length a sample's logprobs then depend on its neighbours in the batch, in the engine and in the
+    trainer differently: the ratios would be wrong, and nothing would say so.
+    """
+    rope = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
         return []
-    longest = max(section.max_prompt_tokens for section in config.data)
-    total = longest + config.sampling.max_new_tokens
-    if total <= model.max_length:
+    original = model.config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    longest = config.sampling.max_new_tokens + max(section.max_prompt_tokens for section in config.data)
+    if not isinstance(original, int) or longest <= original:
         return []
     return [
-        f"sampling.max_new_tokens = {config.sampling.max_new_tokens} and data.max_prompt_tokens = {longest} make "
-        f"{total} tokens, but the model has {model.max_length} positions; lower one of them."
+        f"model = {config.model!r} uses longrope, whose frequencies change when any sequence of a batch is longer than "
+        f"{original} tokens; max_prompt_tokens + max_new_tokens = {longest}: lower them to {original} together."
     ]
 
 

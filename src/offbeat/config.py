@@ -23,7 +23,10 @@ Json: TypeAlias = dict[str, Any]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Index: TypeAlias = Annotated[int, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e7)]
+Threads: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
@@ -41,7 +44,7 @@ class SamplingSection(Section):
 
     max_new_tokens: Count = 256
     """Longest completion, in tokens."""
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=1e-3)] = 1.0
     """Logits are divided by it, in the engine and in the trainer."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus; 1 is off. Truncation is replayed by the trainer, and tokens outside its own nucleus are masked."""
@@ -115,7 +118,7 @@ class EvalSection(Section):
     max_prompts: Count | None = None
     """Take the first n rows only."""
     max_prompt_tokens: Count | None = None
-    temperature: Positive | None = None
+    temperature: Annotated[float, Field(ge=1e-3)] | None = None
     """Sampling fields default to those of `[sampling]`."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Index | None = None
@@ -155,7 +158,7 @@ class RolloutSection(Section):
     """Of the engine's weights; default: the trainer's compute dtype."""
     max_rows: Count = 256
     """Samples that an engine computes at once; memory only."""
-    threads: Count | None = None
+    threads: Threads | None = None
     """CPU threads an engine; default: the cores shared out evenly."""
 
 
@@ -170,7 +173,7 @@ class TrainerSection(Section):
     """After the warm-up: stay, or fall to `min_lr_ratio` of the peak by the last update."""
     min_lr_ratio: Fraction = 0.0
     weight_decay: NotNegative = 0.0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: Positive = 1e-8
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global L2 norm."""
@@ -180,7 +183,7 @@ class TrainerSection(Section):
     """Compute dtype; master weights and optimizer state are float32 always, and so are logits."""
     gradient_checkpointing: bool = False
     device: Text = "auto"
-    threads: Count | None = None
+    threads: Threads | None = None
     """CPU threads; default: the cores shared out evenly."""
     max_skipped_updates: Count = 5
     """The run stops after this many updates in a row with a non-finite gradient."""
@@ -206,7 +209,7 @@ class RewardsSection(Section):
 
     workers: Count = 1
     """Processes that run reward functions."""
-    timeout_s: Positive = 10.0
+    timeout_s: Seconds = 10.0
     """Wall-clock limit for one sample; the worker is killed and the sample's value counts as an error."""
     max_error_fraction: Fraction = 0.2
     """The run stops when a larger share of a batch's scores are errors."""
@@ -219,11 +222,11 @@ class WeightsSection(Section):
     """A collective backend: `gloo`, `nccl`, `hccl`, `xccl`, or one registered with torch."""
     host: Text = "127.0.0.1"
     """Address of the transfer's listener: IPv4, IPv6 (`::1`, `[fd00::1]`, `fe80::1%eth0`) or a name. No wildcard."""
-    bucket_mib: Positive = 64.0
+    bucket_mib: Annotated[float, Field(gt=0, le=65536)] = 64.0
     """Tensors are packed into buckets of this size; two of them are held at once."""
-    timeout_s: Positive = 300.0
+    timeout_s: Seconds = 300.0
     """One sync, from rendezvous to commit."""
-    stall_s: Positive = 30.0
+    stall_s: Seconds = 30.0
     """A single transfer operation."""
     parity_every: Index = 20
     """Compare the engines' logprobs with the trainer's at the first sync and every n-th; 0: first only."""
@@ -243,14 +246,14 @@ class CheckpointSection(Section):
 class LimitsSection(Section):
     """How long anything may take before it is called dead: `[limits]`."""
 
-    start_s: Positive = 300.0
+    start_s: Seconds = 300.0
     """From the start of a process to its first sign of life with its model loaded."""
-    heartbeat_s: Positive = 10.0
+    heartbeat_s: Seconds = 10.0
     """Silence of a process's input/output thread."""
-    stall_s: Positive = 120.0
+    stall_s: Seconds = 120.0
     """A busy worker without progress (no token, no micro-batch)."""
-    generate_s: Positive = 3600.0
-    update_s: Positive = 3600.0
+    generate_s: Seconds = 3600.0
+    update_s: Seconds = 3600.0
 
 
 class Config(Section):
@@ -262,7 +265,7 @@ class Config(Section):
     init: Literal["pretrained", "random"] = "pretrained"
     """`random` takes only config and tokenizer from the model folder, and trains from scratch."""
     recipe: Recipe = "grpo"
-    steps: Count
+    steps: Annotated[int, Field(ge=1, le=10**9)]
     prompts_per_step: Count
     samples_per_prompt: Annotated[int, Field(ge=2)] = 8
     """Size of a group; samples per step = prompts_per_step × samples_per_prompt."""
@@ -272,7 +275,7 @@ class Config(Section):
     """Optimizer updates a step; prompts are split evenly."""
     epochs_per_batch: Count = 1
     """Passes over each batch; `updates_per_step` is counted within a pass."""
-    seed: Index = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     sampling: SamplingSection = SamplingSection()
     data: tuple[DataSection, ...]
     eval: tuple[EvalSection, ...] = ()

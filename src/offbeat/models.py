@@ -123,9 +123,18 @@ def _read_folder(
         config=config,
         generation_config=_read_json(model, generation) if generation.is_file() else {},
         vocab_size=vocab_size,
-        max_length=_from_config(config, "max_position_embeddings") or _from_config(config, "n_positions"),
+        max_length=positions(config),
         weight_bytes=weight_bytes,
     )
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many positions a model has, from its configuration; None where it has no limit of its own."""
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = _from_config(config, key)
+        if value is not None and value > 0:
+            return value
+    return None
 
 
 def _from_config(config: Mapping[str, Any], key: str) -> int | None:

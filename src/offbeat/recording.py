@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,13 +105,15 @@ class RunEvaluations:
     engine: Engine
     reward: Reward
     recorder: RunRecorder
+    also_at: frozenset[int] = frozenset()
+    """Versions at which every set is due, whatever its `every_steps` says."""
 
     def due(self, version: int) -> bool:
         return bool(self._due(version))
 
     def _due(self, version: int) -> list[EvalSet]:
         every = {section.name: section.every_steps for section in self.config.eval}
-        ends = version in (0, self.config.steps)
+        ends = version in (0, self.config.steps) or version in self.also_at
         return [s for s in self.sets if ends or (every[s.name] and version % every[s.name] == 0)]
 
     async def run(self, version: int) -> None:
@@ -135,6 +137,8 @@ class RunSaver:
     config: Config
     store: CheckpointStore
     trainer: Trainer
+    write_tokenizer: Callable[[Path], object]
+    """Puts the tokenizer beside the saved model, so that the folder is one that transformers can use."""
     data: str
     started_s: float
     elapsed_before_s: float = 0.0
@@ -161,6 +165,7 @@ class RunSaver:
         rank = writing / "trainer-0"
         rank.mkdir()
         await self.trainer.save(str(rank))
+        await asyncio.to_thread(self.write_tokenizer, rank / "model")
         state = State(
             next_step=next_step,
             weights_version=version,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shlex
 import shutil
 import tempfile
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offbeat.aftermath import aftermath, saved
+from offbeat.aftermath import aftermath, command, saved
 from offbeat.build import Prepared, System, prepare, start
 from offbeat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
 from offbeat.config import Config, load_config, parse_config, read_toml
@@ -32,7 +31,7 @@ from offbeat.interrupt import Interrupt
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
-from offbeat.metrics.display import Display, SilentDisplay
+from offbeat.metrics.display import Display, make_display
 from offbeat.metrics.spans import Timeline
 from offbeat.metrics.status import Activity, Header, batch_arithmetic
 from offbeat.metrics.summary import Summary
@@ -63,6 +62,7 @@ def run(
     *overrides: str,
     reward: Callable[..., Any] | None = None,
     run_dir: Path | str | None = None,
+    quiet: bool = False,
     display: Display | None = None,
 ) -> RunResult:
     """Train; returns when the run has ended.
@@ -72,7 +72,8 @@ def run(
         overrides: `"trainer.lr=1e-5"`, as on the command line.
         reward: a top-level function of a file, used by every `[[data]]` source in place of its `rewards`.
         run_dir: default `runs/<name>-<time>`.
-        display: default: nothing is shown.
+        quiet: show results and warnings only.
+        display: what is shown, in place of the terminal's; `SilentDisplay()` shows nothing.
 
     Raises:
         ConfigError: before any process was started.
@@ -85,7 +86,8 @@ def run(
             'Put the call under `if __name__ == "__main__":`.'
         )
     folder = None if run_dir is None else Path(run_dir)
-    return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=display or SilentDisplay())
+    shown = display or make_display(quiet=quiet)
+    return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=shown)
 
 
 def resolve(
@@ -113,7 +115,7 @@ def train(config: Config, *, name: str, run_dir: Path | None, display: Display) 
     require_host(config)
     folder = RunFolder.create(name, run_dir=run_dir)
     with folder.locked():
-        folder.write_config(config.model_dump(mode="json"))
+        folder.write_config(prepared.config.model_dump(mode="json"))
         return _run(prepared, folder, display, checkpoint=None)
 
 
@@ -126,7 +128,7 @@ def resume(path: Path, overrides: Sequence[str], *, display: Display) -> RunResu
 
 def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> RunResult:
     path = folder.path
-    config = parse_config(folder.read_config(), overrides)
+    config = _resumed_config(folder, overrides, display)
     checkpoint, skipped = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
     for sentence in skipped:
         display.warn(sentence)
@@ -138,13 +140,32 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> Ru
     if checkpoint.step >= config.steps:
         raise ConfigError(
             f"{path} has done all its {config.steps} steps; continue with more: "
-            f"offbeat resume {path} steps={config.steps * 2}."
+            f"{command('resume', path)} steps={config.steps * 2}."
         )
     prepared = prepare(config)
     require_host(config)
     prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
-    folder.write_config(config.model_dump(mode="json"))
     return _run(prepared, folder, display, checkpoint=checkpoint)
+
+
+def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Display) -> Config:
+    """The run's config with overrides; what they change is said, and what makes another run of it is refused."""
+    old = parse_config(folder.read_config())
+    config = parse_config(folder.read_config(), overrides)
+    before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
+    changed = [key for key in after if after[key] != before[key]]
+    fixed = [key for key in changed if key in ("model", "revision", "init", "seed")]
+    if fixed:
+        raise ConfigError(
+            *(
+                f"{key} = {after[key]!r}: the run has {before[key]!r}, and its checkpoints go with that"
+                for key in fixed
+            ),
+            "start a new run with `offbeat train` to change it.",
+        )
+    if changed:
+        display.warn(f"resumed with other settings than before: {', '.join(changed)}")
+    return config
 
 
 def evaluate_only(
@@ -156,6 +177,10 @@ def evaluate_only(
         folder = RunFolder.open(target)
         config = parse_config(folder.read_config(), overrides)
         checkpoint = _checkpoint_of(folder, config, step)
+    elif step is not None:
+        raise ConfigError(f"--step {step} is for the folder of a run, and {target} is none; leave it out.")
+    elif not target.exists():
+        raise ConfigError(f"{target}: no such file or folder; give a TOML file, or the folder of a run.")
     else:
         config = load_config(target, overrides)
     if not config.eval:
@@ -182,7 +207,11 @@ def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Check
             return open_checkpoint(folder.checkpoints / f"step-{step}")
         except RunError as error:
             there = sorted(int(p.name[5:]) for p in folder.checkpoints.glob("step-*") if p.name[5:].isdigit())
-            raise ConfigError(f"checkpoint of step {step}: {error}; there are: {there}.") from error
+            if step not in there:
+                raise ConfigError(
+                    f"there is no checkpoint of step {step} in {folder.path}; saved are {there}."
+                ) from error
+            raise ConfigError(f"the checkpoint of step {step} cannot be used: {error}; saved are {there}.") from error
     checkpoint, _ = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
     if checkpoint is None:
         raise ConfigError(f"{folder.path} has no complete checkpoint to evaluate.")
@@ -240,7 +269,10 @@ def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Ch
 
 async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
     first = checkpoint.step if checkpoint else 0
-    history = [r for r in read_metrics(folder) if r["step"] < first and "reward_mean" in r] if first else []
+    recorded = read_metrics(folder) if first else []
+    history = [record for record in recorded if record["step"] < first]
+    # A line that is written anew held these points: they are measured again.
+    again = any(record["step"] == first and any(key.startswith("eval/") for key in record) for record in recorded)
     interrupt = Interrupt(asyncio.current_task(), display.warn)
     with (
         interrupt.installed(),
@@ -252,10 +284,11 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
         async with start(prepared, folder) as system:
             timeline = Timeline()
             recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
-            stages = _stages(prepared, system, folder, recorder, checkpoint)
+            stages = _stages(prepared, system, folder, recorder, checkpoint, evaluate_first=again)
 
             async def main() -> None:
                 await _bring_to_start(prepared, system, checkpoint, display, recorder)
+                folder.write_config(prepared.config.model_dump(mode="json"))
                 interrupt.finish = stages.stop
                 display.phase("first weight sync")
                 timeline.begin()
@@ -273,7 +306,13 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
 
 
 def _stages(
-    prepared: Prepared, system: System, folder: RunFolder, recorder: RunRecorder, checkpoint: Checkpoint | None
+    prepared: Prepared,
+    system: System,
+    folder: RunFolder,
+    recorder: RunRecorder,
+    checkpoint: Checkpoint | None,
+    *,
+    evaluate_first: bool,
 ) -> RunStages:
     config = prepared.config
     first, version = (checkpoint.step, checkpoint.state.weights_version) if checkpoint else (0, 0)
@@ -285,11 +324,19 @@ def _stages(
         reward=system.reward,
         trainer=system.trainer,
         weights=system.weights,
-        evaluations=RunEvaluations(config, prepared.eval_sets, system.engine, system.reward, recorder),
+        evaluations=RunEvaluations(
+            config,
+            prepared.eval_sets,
+            system.engine,
+            system.reward,
+            recorder,
+            also_at=frozenset({version}) if evaluate_first else frozenset(),
+        ),
         saver=RunSaver(
             config,
             CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last),
             system.trainer,
+            write_tokenizer=lambda path: prepared.tokenizer.save_pretrained(str(path)),
             data=prepared.prompts.fingerprint(),
             started_s=time.monotonic(),
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
@@ -352,7 +399,6 @@ def _result(
     interrupted = stages.stopping and stages.version < config.steps
     saver = stages.saver
     assert isinstance(saver, RunSaver)
-    path = shlex.quote(str(folder.path))
     outcome = f"interrupted after {stages.version} of {config.steps} steps, saved" if interrupted else "done"
     display.finish(
         Summary(
@@ -361,9 +407,9 @@ def _result(
             evaluations=recorder.evaluations,
             elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
             folder=folder.path,
-            commands=[("continue", f"offbeat resume {path}")]
+            commands=[("continue", command("resume", folder.path))]
             if interrupted
-            else [("evaluate", f"offbeat eval {path}")],
+            else [("evaluate", command("eval", folder.path))],
         )
     )
     return RunResult(

@@ -124,7 +124,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no weights": ({"model": "no_weights"}, 'has no weights: .*set init = "random"'),
     "too few rows": ({"prompts_per_step": 50}, "12 after, but a batch takes 50 of them; add rows or lower"),
     "all rows too long": ({"data": data(max_prompt_tokens=2)}, "12 rows before filtering, 0 after: .*; raise it"),
-    "longer than the model": ({"sampling": {"max_new_tokens": 500}}, "500 and .* make 516 tokens, .* 256 positions"),
+    "longer than the model": (
+        {"sampling": {"max_new_tokens": 500}},
+        "max_new_tokens = 500 .* 256 positions; set it to less",
+    ),
     "no such interpreter": ({"rollout": {"python": "venv/python"}}, "rollout.python = '/.*/venv/python': no such"),
     "no interpreter": ({"rollout": {"python": "/bin/true"}}, "'/bin/true': it is no Python interpreter that can"),
     "no such device": ({"trainer": {"device": "cuda:7"}}, "trainer.device = 'cuda:7': .*usable here: auto, cpu"),
@@ -257,7 +260,7 @@ def test_a_run_from_another_folder_through_a_pipe_then_evaluated_and_continued(p
     (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"piped-\d{8}-\d{6}", run.name)
     assert steps_of(run) == [0, 1]
-    assert f"evaluate   offbeat eval {run}" in ended.out
+    assert re.search(rf"^evaluate   \S.* eval \S*{run.name}$", ended.out, re.M), ended.told
     last = evaluation_line(ended.out, 2)
 
     # The same weights, seeds and prompts: the same numbers, from the run's folder …

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import sys
@@ -41,9 +42,9 @@ def session(display: Display, tmp_path: Path, steps: int = 30) -> None:
     display.phase("first weight sync")
     display.evaluation(result(0, 0.2))
     display.phase("generating the first samples")
-    display.activity(Activity(tokens=10, samples=1, samples_total=256))
+    display.activity(Activity(tokens=10))
     for step in range(steps):
-        display.activity(Activity(tokens=12_345, micro_batches=1, micro_batches_total=2))
+        display.activity(Activity(tokens=12_345, note="training: update, micro-batch 1 of 2"))
         display.step(record(step, truncated_fraction=1.0, response_length_mean=32_768.0, logprob_gap_max=1e-5))
     display.warn("something [odd]")
     display.evaluation(result(steps, 0.6))
@@ -108,6 +109,19 @@ def test_no_line_of_a_live_display_wraps_and_its_block_keeps_its_height(tmp_path
         assert [line for line in lines if line.startswith(f"step {step} ") and "reward" in line and "10.0s" in line]
 
 
+def test_an_evaluation_that_is_too_long_for_the_terminal_is_broken_between_its_parts() -> None:
+    stream = Terminal()
+    display = LiveDisplay(stream, width=80)
+    display.begin(Header("sort", (), steps=80))
+    display.evaluation(dataclasses.replace(result(20, 0.5), truncated_fraction=0.02, reward_errors=3))
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert re.split(r"[\r\n]+", text)[1:3] == [
+        "eval 20    gsm8k avg@4 .500 ±.020 · pass@4 .750 ±.020 · version 20 ·",
+        "           truncated 2 % · reward errors 3",
+    ]
+
+
 def block(display: LiveDisplay, width: int) -> list[str]:
     from rich.console import Console
 
@@ -126,7 +140,7 @@ def test_the_block_is_five_lines_once_steps_run_whatever_is_going_on(width: int)
             display.step(record(step, entropy=1.2, grad_norm=0.8, logprob_gap_max=1e-5, reward_mean=0.05 * step))
             for change in (
                 Activity(),
-                Activity(tokens=10**9, samples=10**6, samples_total=10**6, micro_batches=10**4, note="x" * 200),
+                Activity(tokens=10**9, note="x" * 200),
             ):
                 display.activity(change)
                 lines = block(display, width)
@@ -142,14 +156,14 @@ def test_the_block_shows_what_a_step_needs_to_show() -> None:
     display = LiveDisplay(Terminal(), width=80)
     display.begin(Header("sort", (), steps=80), [record(step, reward_mean=0.1 * step) for step in range(5)])
     display.step(record(5, reward_mean=0.5, logprob_gap_max=2e-3, entropy=1.2))
-    display.activity(Activity(tokens=12_345, micro_batches=3, micro_batches_total=8))
+    display.activity(Activity(tokens=12_345, note="training: update, micro-batch 3 of 8"))
     display.close()
     assert block(display, 80) == [
         "step 5     " + "━" * 40 + " 8 % of 80 · ETA 12 min",
         "           reward .50 ▁▂▄▅▇█ · spread 61 % · truncated 2 % · length 231 · lag 1",
         "           generate 9.1s │ train 7.4s │ sync .2s   slower side: engines",
         "           gap .0020 · parity ok at step 5 · entropy 1.20",
-        "now        generating 12,345 tokens · training micro-batch 3/8",
+        "now        generating 12,345 tokens · training: update, micro-batch 3 of 8",
     ]
 
 

@@ -152,6 +152,26 @@ def test_lag_is_a_range_where_samples_differ() -> None:
     assert "lag 0–2" in reward_words(record(staleness_min=0, staleness_max=2))
 
 
+def test_a_time_of_absurd_size_is_not_spelled_out() -> None:
+    assert figures.duration(1e24) == "> 1 year"
+    assert figures.duration(365 * 86400.0) == "365 d"
+
+
+@pytest.mark.parametrize("width", [8, 20, 69, 200])
+def test_wrapped_text_keeps_every_word_within_the_width(width: int) -> None:
+    text = "held-out avg@4 .487 ±.021 (+.085) · pass@4 .710 ±.020 · version 25 · truncated <1 %"
+    lines = figures.wrapped(text, width)
+    assert max(len(line) for line in lines) <= width
+    assert " ".join(lines).replace("·", "").split() == text.replace("·", "").split()
+
+
+def test_text_is_broken_between_its_parts_where_they_fit() -> None:
+    assert figures.wrapped("version 24 · truncated <1 %", 20) == ["version 24 ·", "truncated <1 %"]
+    assert figures.wrapped("one\ntwo", 20) == ["one", "two"]
+    assert figures.wrapped("x" * 25, 20) == ["x" * 20, "x" * 5]
+    assert figures.wrapped("", 20) == [""]
+
+
 def test_the_batch_arithmetic_is_spelled_out() -> None:
     assert (
         batch_arithmetic(prompts=64, samples_per_prompt=8, updates=1, epochs=1, max_staleness=1)
@@ -197,13 +217,10 @@ def test_the_time_to_go_is_the_median_step_without_the_first() -> None:
 
 def test_what_goes_on_now_is_said_in_words() -> None:
     assert activity_words(Activity()) == ""
-    assert (
-        activity_words(
-            Activity(tokens=12345, samples=31, samples_total=256, micro_batches=3, micro_batches_total=8, note="x")
-        )
-        == "generating 12,345 tokens, 31/256 samples · training micro-batch 3/8 · x"
-    )
-    assert activity_words(Activity(micro_batches=3)) == "training micro-batch 3"
+    both = Activity(tokens=12345, note="training: update, micro-batch 3 of 8")
+    assert activity_words(both) == "generating 12,345 tokens · training: update, micro-batch 3 of 8"
+    assert activity_words(Activity(tokens=0)) == "generating"
+    assert activity_words(Activity(note="training: ")) == "training"
 
 
 def told(history: list[dict[str, Any]]) -> dict[str, str]:
@@ -219,8 +236,13 @@ def test_a_single_bad_batch_is_no_reason_to_speak_but_three_are() -> None:
     bad = {"groups_without_spread_fraction": 0.74, "truncated_fraction": 0.12}
     assert told([record(0, **bad), record(1, **bad)]) == {}
     found = told([record(step, **bad) for step in range(3)])
-    assert found["no-spread"].startswith("step 2: 74 % of groups have no spread. They teach nothing: use harder data")
-    assert found["truncated"].startswith("step 2: 12 % of samples were cut off at max_new_tokens. Raise sampling.max")
+    assert found["no-spread"].startswith(
+        "step 2: 74 % of groups are without spread, all rewards equal (mean of the last 3 steps). They teach nothing: use "
+        "harder data"
+    )
+    assert found["truncated"].startswith(
+        "step 2: 12 % of samples were cut off at max_new_tokens (mean of the last 3 steps). Raise sampling.max"
+    )
 
 
 def test_shares_at_the_limit_are_no_alarm() -> None:
@@ -235,7 +257,59 @@ def test_advice_on_groups_without_spread_depends_on_why() -> None:
 
     assert "harder data" in advice([0.9, 0.9, 0.9])
     assert "easier data" in advice([0.02, 0.02, 0.02])
-    assert "lower trainer.lr" in advice([0.9, 0.9, 0.01, 0.01, 0.01])
+    assert "easier data" in advice([0.0, 0.02, 0.0])
+    assert "unlike before" in advice([0.9] * 3 + [0.01] * 3)
+
+
+def rewards_of(values: list[float], **other: Any) -> list[dict[str, Any]]:
+    return [record(step, reward_mean=value, **other) for step, value in enumerate(values)]
+
+
+def test_a_reward_that_collapses_is_told_whatever_the_spread() -> None:
+    risen = [0.3 + 0.05 * step for step in range(12)]
+    found = told(rewards_of([*risen, 0.1, 0.0, 0.0, 0.0, 0.0]))
+    assert found["reward-fell"] == (
+        "step 16: the reward has fallen by more than half, from .75 (best mean of 5 steps) to .02 (mean of the last 5 "
+        "steps). Stop, and lower trainer.lr."
+    )
+    collapsed = rewards_of([0.9] * 12 + [0.0] * 5, groups_without_spread_fraction=1.0)
+    assert set(told(collapsed)) == {"reward-fell"}  # not "use easier data" as well
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.0, 0.02, 0.0],
+        [0.0, 0.02] * 10 + [0.0] * 5,
+        [0.9] * 9 + [0.0] * 5,
+        [0.8] * 12 + [0.5] * 5,
+        [0.2, 0.9, 0.1, 0.8] * 4 + [0.1, 0.2, 0.1, 0.2, 0.3],
+        [0.5] * 12 + [0.0],
+    ],
+    ids=["three steps", "near zero", "too few before", "less than half", "noise", "a single step"],
+)
+def test_what_is_no_fall_of_the_reward(rewards: list[float]) -> None:
+    assert "reward-fell" not in told(rewards_of(rewards))
+
+
+def test_whether_a_fall_is_noise_depends_on_how_many_samples_a_step_has() -> None:
+    fall = [0.4] * 12 + [0.15] * 5
+    length = 231.2
+    few = rewards_of(fall, reward_std=0.5, tokens_generated=4 * length, response_length_mean=length)
+    many = rewards_of(fall, reward_std=0.5, tokens_generated=256 * length, response_length_mean=length)
+    assert "reward-fell" not in told(few)
+    assert "reward-fell" in told(many)
+
+
+def test_a_lasting_disagreement_of_engines_and_trainer_is_told_a_single_one_is_not() -> None:
+    def kl(*values: float | None) -> dict[str, str]:
+        return told([record(step, kl_engine_trainer=value) for step, value in enumerate(values)])
+
+    assert kl(0.6, 0.9, 0.75)["disagreement"].startswith(
+        "step 2: engines and trainer disagree about the samples' probabilities: kl_engine_trainer is .75 (mean of the "
+        "last 3 steps)."
+    )
+    assert kl(0.1, 0.1, 30.0) == kl(0.5, 0.5, 0.5) == kl(9.0, 9.0) == kl(9.0, None, 9.0) == {}
 
 
 def test_skipped_updates_and_reward_errors_speak_at_once_and_say_why() -> None:
@@ -244,6 +318,7 @@ def test_skipped_updates_and_reward_errors_speak_at_once_and_say_why() -> None:
     assert found["reward-errors"].startswith("step 7: 3 reward calls failed and counted as 0.")
     nothing = told([record(7, skipped_updates=1, groups_without_spread_fraction=1.0)])
     assert set(nothing) == {"nothing-to-train"}
+    assert "because in all groups of that update all rewards were equal: nothing" in nothing["nothing-to-train"]
     both = told([record(7, skipped_updates=3, empty_updates=1.0, nonfinite_updates=2.0)])
     assert both["non-finite"].startswith("step 7: 2 updates")
     assert both["nothing-to-train"].startswith("step 7: 1 update was")
@@ -263,31 +338,52 @@ def test_the_summary_says_what_came_out_where_time_went_and_what_next(tmp_path: 
     rewards = [0.1] * 10 + [0.5] * 5 + [0.9] * 10
     history = [record(i, reward_mean=r) for i, r in enumerate(rewards)]
     history[3] |= {"skipped_updates": 1, "reward_errors": 2}
-    evaluation_only = {"step": 25, "eval/gsm8k/avg@4": 0.6}
+    history[10] |= {"time_evaluate_s": 8.0}
     summary = Summary(
         outcome="done",
-        history=[*history, evaluation_only],
+        history=history,
         evaluations=[result(0, 0.2), result(10, 0.4), result(25, 0.6)],
-        elapsed_s=250.0,
+        elapsed_s=288.0,
         folder=tmp_path,
-        commands=(("continue", f"offbeat resume {tmp_path}"),),
+        commands=(("evaluate", f"offbeat eval {tmp_path}"),),
+        model=tmp_path / "model",
     )
     assert summary_lines(summary) == [
-        "done · 25 steps in 4 min",
+        "done · 25 steps in 4 min · evaluations 8 s · start, warm-up and end 30 s",
         "reward     .100 → .900   means of the first and last 10 steps",
         "eval       gsm8k avg@4 .200 ±.020 (version 0) → .600 ±.020 (version 25)",
-        "time       train 74 % · wait for samples 20 % · sync 2 % · other 4 %",
+        "time       of the steps: train 74 % · wait for samples 20 % · sync 2 % · other 4 %",
         "skipped    updates 1 (see skipped_updates in metrics.jsonl)",
         "errors     reward calls 2 (see errors in samples.jsonl)",
         f"files      {tmp_path}",
-        "           metrics.jsonl · samples.jsonl · logs/ · config.json",
-        f"continue   offbeat resume {tmp_path}",
+        "           metrics.jsonl · samples.jsonl · checkpoints/ · logs/ · config.json",
+        f"model      {tmp_path / 'model'}",
+        f"evaluate   offbeat eval {tmp_path}",
     ]
+
+
+def test_the_summary_of_a_resumed_run_spans_the_evaluations_of_the_whole_run(tmp_path: Any) -> None:
+    history = [
+        record(0, reward_mean=0.1, **result(0, 0.2).to_metrics()),
+        record(1, reward_mean=0.2),
+        record(2, reward_mean=0.3, **result(2, 0.4).to_metrics()),
+        record(3, reward_mean=0.4),
+    ]
+
+    def evaluations(*points: EvalResult) -> list[str]:
+        lines = summary_lines(Summary("done", history, points, 50.0, tmp_path))
+        return [line for line in lines if line.startswith("eval")]
+
+    first = "eval       gsm8k avg@4 .200 ±.020 (version 0) → "
+    assert evaluations(result(4, 0.6)) == [f"{first}.600 ±.020 (version 4)"]
+    assert evaluations(result(2, 0.4), result(4, 0.6)) == [f"{first}.600 ±.020 (version 4)"]
+    assert evaluations() == [f"{first}.400 ±.020 (version 2)"]
 
 
 def test_a_run_that_was_stopped_before_its_first_step_has_a_summary_too(tmp_path: Any) -> None:
     lines = summary_lines(Summary("interrupted", [], [], 3.0, tmp_path))
-    assert lines[0] == "interrupted · 0 steps in 3 s"
-    one = summary_lines(Summary("interrupted", [record()], [result(0, 0.5)], 3.0, tmp_path))
+    assert lines[0] == "interrupted · 0 steps · start, warm-up and end 3 s"
+    one = summary_lines(Summary("interrupted", [record()], [result(0, 0.5)], 10.2, tmp_path))
+    assert one[0] == "interrupted · 1 step in 10 s"
     assert "reward     .490 (one step)" in one
     assert "eval       gsm8k avg@4 .500 ±.020 (version 0)" in one

@@ -186,11 +186,13 @@ class PromptStream:
             )
 
     def fingerprint(self) -> str:
-        """Changes with anything that decides which row comes when; not with the text inside rows."""
+        """Changes with anything that decides which row comes when, and with what is in the rows."""
         digest = hashlib.blake2b(f"{self.seed} {self.prompts_per_step}".encode(), digest_size=16)
         for source, share in zip(self.sources, self._shares, strict=True):
             digest.update(f"\n{source.name} {share} {source.section.shuffle} {len(source.rows.rows)}".encode())
             digest.update(source.kept.tobytes())
+            for row in source.rows.rows:
+                digest.update(repr(row).encode("utf-8", "backslashreplace"))
         return digest.hexdigest()
 
 

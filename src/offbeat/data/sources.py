@@ -107,7 +107,7 @@ def _from_jsonl(path: Path) -> Rows:
                     f"{path}, line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
                     "convert the file, e.g. `iconv -f GBK -t UTF-8`."
                 ) from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: not valid JSON ({error}); one object a line is needed."
                 ) from error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
+YEAR_S = 365 * 86400.0
 
 
 def is_number(value: object) -> bool:
@@ -52,9 +54,11 @@ def seconds(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """A time to plan with: `45 s`, `51 min`, `3 h 20 min`, `2 d 4 h`."""
+    """A time to plan with: `45 s`, `51 min`, `3 h 20 min`, `2 d 4 h`, and no more than `> 1 year`."""
     if value is None or not math.isfinite(value):
         return MISSING
+    if value > YEAR_S:
+        return "> 1 year"
     total = round(value)
     if total < 90:
         return f"{total} s"
@@ -76,6 +80,24 @@ def count(value: float | None) -> str:
 def with_error(value: float, error: float | None) -> str:
     """`.402 ±.020`."""
     return decimal(value, 3) if error is None else f"{decimal(value, 3)} ±{decimal(error, 3)}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, broken at ` · ` if that will do, else between words, else anywhere."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for part in paragraph.split(" · "):
+            joined = f"{line} · {part}" if line else part
+            if len(joined) <= width:
+                line = joined
+                continue
+            if line:
+                lines.append(f"{line} ·" if len(line) + 2 <= width else line)
+            *full, line = textwrap.wrap(part, max(1, width), break_on_hyphens=False) or [""]
+            lines += full
+        lines.append(line)
+    return lines
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

@@ -7,7 +7,7 @@
                reward .49 ▂▃▄▅ · spread 61 % · truncated 2 % · length 231 · lag 1
                generate 9.1s │ train 7.4s │ sync .2s   slower side: engines
                gap .002 · parity ok at step 0
-    now        generating 12,345 tokens · training micro-batch 3/8
+    now        generating 12,345 tokens · training: update, micro-batch 3 of 8
 
 Rich redraws from a thread of its own, so the block moves while the controller computes. That thread only reads
 `_lines`, a tuple that is replaced whole. No line of the block ever wraps: what does not fit ends in `…`.
@@ -24,7 +24,6 @@ from typing import Any, TextIO, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from offbeat.metrics import figures
@@ -85,9 +84,9 @@ class LiveDisplay:
     def begin(self, header: Header, history: Sequence[Record] = ()) -> None:
         self._status = RunStatus(header.steps)
         self._status.restore(history)
-        self._show(_row("offbeat", header.title, "bold"))
+        self._row("offbeat", header.title, "bold")
         for label, text in header.rows:
-            self._show(_row(label, text))
+            self._row(label, text)
         self._live.start()
 
     def phase(self, text: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
@@ -112,10 +111,10 @@ class LiveDisplay:
     def evaluation(self, result: EvalResult) -> None:
         self._end_phase()
         words = evaluation_words(result, self._status.difference(result))
-        self._show(_row(f"eval {result.step}", words, "cyan"))
+        self._row(f"eval {result.step}", words, "cyan")
 
     def warn(self, text: str) -> None:
-        self._show(_row("!", text, "yellow", label_width=1))
+        self._row("!", text, "yellow", indent=2)
 
     def activity(self, activity: Activity) -> None:
         self._activity = activity
@@ -134,6 +133,12 @@ class LiveDisplay:
         with suppress(OSError, ValueError):
             self._live.stop()
 
+    def _row(self, label: str, text: str, style: str = "", indent: int = LABEL) -> None:
+        """A line that stays: it may take several, each under the first, and is broken between its parts."""
+        parts = figures.wrapped(figures.printable(text, None), max(8, self._console.width - indent))
+        row = Text(f"{label:<{indent}}", "bold", overflow="fold")
+        self._show(row.append(f"\n{' ' * indent}".join(parts), f"not bold {style}"))
+
     def _show(self, line: RenderableType) -> None:
         with suppress(OSError, ValueError):  # the terminal is gone: the run goes on
             self._console.print(line)
@@ -142,7 +147,7 @@ class LiveDisplay:
         phase, self._phase = self._phase, None
         if phase is not None and self._record is None:
             took = figures.duration(self._clock() - phase.began_s)
-            self._show(_row("start", f"{_phase_words(phase)} · {took}", "dim"))
+            self._row("start", f"{_phase_words(phase)} · {took}", "dim")
         self._compose()
 
     def _compose(self) -> None:
@@ -191,15 +196,6 @@ class LiveDisplay:
 def _line(label: str, text: str, style: str = "") -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     return line.append(f"{label:<{LABEL}}", "bold").append(figures.printable(text, None), style)
-
-
-def _row(label: str, text: str, style: str = "", label_width: int = LABEL - 1) -> RenderableType:
-    """A line that stays: it may take several, each under the first."""
-    row = Table.grid(padding=(0, 1, 0, 0))
-    row.add_column(width=label_width, no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(Text(label, "bold"), Text(figures.printable(text, None), style))
-    return row
 
 
 def _phase_words(phase: _Phase) -> str:

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from offbeat.metrics import figures
-from offbeat.metrics.alarms import alarms
+from offbeat.metrics.alarms import HISTORY, alarms
 from offbeat.metrics.evaluation import EvalResult
 
 Record: TypeAlias = Mapping[str, Any]
 
 SPARK = 12
 """Columns of the reward's history, at most."""
+PACE = 10
+"""Steps at the end from which the time to go is told."""
 EVEN = 0.1
 """Sides whose times differ by less than this share of the longer one are called even."""
 
@@ -41,13 +43,8 @@ class Activity:
 
     tokens: int | None = None
     """Generated so far of the batch in the making."""
-    samples: int | None = None
-    """Finished so far of it."""
-    samples_total: int | None = None
-    micro_batches: int | None = None
-    """Done so far of the training step."""
-    micro_batches_total: int | None = None
     note: str = ""
+    """What else, e.g. `training: update, micro-batch 3 of 8`."""
 
 
 def batch_arithmetic(*, prompts: int, samples_per_prompt: int, updates: int, epochs: int, max_staleness: int) -> str:
@@ -67,7 +64,7 @@ class RunStatus:
 
     steps: int
     rewards: list[float | None] = field(default_factory=list)
-    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=10))
+    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=HISTORY))
     first: dict[str, float] = field(default_factory=dict)
     """`<set>/avg@k` → its first value."""
     gap: tuple[int, float] | None = None
@@ -97,8 +94,9 @@ class RunStatus:
 
     def eta_s(self) -> float | None:
         """Seconds to go, from the median of the last steps; the first step of a run has no overlap and is left out."""
-        times = [record["time_step_s"] for record in self.recent if record.get("time_step_s") is not None]
-        times = times[1:] if len(times) > 1 and len(self.rewards) <= len(self.recent) else times
+        last = list(self.recent)[-PACE:]
+        times = [record["time_step_s"] for record in last if record.get("time_step_s") is not None]
+        times = times[1:] if len(times) > 1 and len(self.rewards) <= PACE else times
         if not times:
             return None
         return statistics.median(times) * max(0, self.steps - self.done)
@@ -202,16 +200,13 @@ def evaluation_words(result: EvalResult, difference: float | None) -> str:
 
 
 def activity_words(activity: Activity) -> str:
-    """`generating 12,345 tokens, 31/256 samples · training micro-batch 3/8`."""
+    """`generating 12,345 tokens · training: update, micro-batch 3 of 8`; empty where nothing goes on."""
     words: list[str] = []
     if activity.tokens is not None:
-        words.append(f"generating {figures.count(activity.tokens)} tokens")
-        if activity.samples is not None:
-            words[-1] += f", {of(activity.samples, activity.samples_total)} samples"
-    if activity.micro_batches is not None:
-        words.append(f"training micro-batch {of(activity.micro_batches, activity.micro_batches_total)}")
-    if activity.note:
-        words.append(activity.note)
+        words.append(f"generating {figures.count(activity.tokens)} tokens" if activity.tokens else "generating")
+    # A worker that has nothing to tell yet leaves a name and a colon.
+    if note := activity.note.strip().rstrip(":"):
+        words.append(note)
     return " · ".join(words)
 
 

@@ -63,7 +63,8 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an earlier run. Raises `ConfigError` when it is not one."""
         if not (path / CONFIG).is_file():
-            what = "has no config.json" if path.is_dir() else "does not exist"
+            missing = "is a file" if path.exists() else "does not exist"
+            what = "has no config.json" if path.is_dir() else missing
             raise ConfigError(
                 f"{path} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>."
             )

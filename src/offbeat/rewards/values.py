@@ -12,6 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+LARGEST = 1e6
+"""Advantages are float32 and are squared on the way: what is much larger loses its differences or overflows."""
+
 
 class NotAReward(TypeError):
     """A reward function broke its contract; the text says how."""
@@ -34,6 +37,8 @@ def as_reward(value: Any) -> float | None:
         raise NotAReward(f"returned {_seen(value)}; a number is needed (float, int or bool), or None to abstain")
     if not math.isfinite(number):
         raise NotAReward(f"returned {_seen(value)}; rewards must be finite, or None to abstain")
+    if abs(number) > LARGEST:
+        raise NotAReward(f"returned {_seen(value)}; rewards must lie within ±{LARGEST:g}: scale them")
     return number
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from offbeat.errors import ModelError
+from offbeat.models import positions
 from offbeat.rollout.kv_rows import BufferedRows, KvRows, LibraryRows, attends_to_everything
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -51,7 +52,7 @@ class ModelForward:
         self.buffered = attends_to_everything(model.config)
         self.pads = self._positions and (self.buffered or _all_attention(config))
         self.layers: int = config.num_hidden_layers
-        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_length: int | None = positions(config.to_dict())
         head: Any = model.get_output_embeddings()
         self.vocab_size: int = head.weight.shape[0] if head is not None else config.vocab_size
         # A ready-made mask saves the model's own mask building at every step; where positions come from the mask

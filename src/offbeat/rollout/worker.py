@@ -33,8 +33,6 @@ CAPABILITIES = (
     "shared prefill",
     "abort",
 )
-UNLIMITED = 2**31 - 1
-"""`max_length` of a model that has no limit of positions."""
 
 
 class EngineService:
@@ -138,7 +136,7 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
             dtype=settings.dtype,
             device=str(device),
             capabilities=CAPABILITIES,
-            max_length=sampler.forward.max_length or UNLIMITED,
+            max_length=sampler.forward.max_length or 0,
         )
 
     receiver = WeightReceiver(ModelWeightSink(model, settings.dtype), state, context.progress)

@@ -33,7 +33,7 @@ import msgspec
 from offbeat.errors import ProtocolError, WorkerDied
 from offbeat.rpc import codec, guard
 from offbeat.rpc.codec import Frame, Message
-from offbeat.rpc.process import Guard, ProcessSpec
+from offbeat.rpc.process import LOG_BYTES, Guard, ProcessSpec
 from offbeat.rpc.runtime import clear_stale_folders, create_runtime_folder
 from offbeat.rpc.transport import KeyPair, Listener, Transport
 from offbeat.rpc.wire import Hello, Invitation, Refused
@@ -43,6 +43,37 @@ __all__ = ["Hub", "ProcessSpec", "ProgressSnapshot", "Worker"]
 
 _log = logging.getLogger("offbeat.rpc")
 _RECEIVE_AT_ONCE = 128
+_STRANGERS = ""
+"""Stands for all peers that are no workers."""
+
+
+class Complaints:
+    """Warnings that anybody on the socket can cause: the first few of a source in a minute, then their number."""
+
+    def __init__(self, few: int = 5, period_s: float = 60.0) -> None:
+        self._few, self._period_s = few, period_s
+        self._counts: dict[str, int] = {}
+        self._since = time.monotonic()
+
+    def add(self, source: str, text: str, *arguments: object) -> None:
+        """`source` is a worker's name or all strangers together, so there are only so many."""
+        self.tick()
+        self._counts[source] = self._counts.get(source, 0) + 1
+        if self._counts[source] <= self._few:
+            _log.warning(text, *arguments)
+
+    def tick(self) -> None:
+        if time.monotonic() - self._since >= self._period_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Says how many were kept back, and begins another period."""
+        for source, count in self._counts.items():
+            if count > self._few:
+                who = source or "unknown peers"
+                _log.warning("%d more messages from %s were dropped or refused", count - self._few, who)
+        self._counts.clear()
+        self._since = time.monotonic()
 
 
 class Hub:
@@ -53,6 +84,7 @@ class Hub:
         host: the address that `tcp` listens on and workers connect to. IPv4, IPv6 or a name; no wildcard.
         heartbeat_s: silence of a worker's I/O thread after which it is taken for dead and ended.
         grace_s: how long each worker may take to end by itself when the hub is left.
+        log_bytes: a process log that is longer loses its middle.
     """
 
     def __init__(
@@ -62,9 +94,13 @@ class Hub:
         max_message_bytes: int = codec.MAX_MESSAGE_BYTES,
         heartbeat_s: float = 10.0,
         grace_s: float = 5.0,
+        log_bytes: int = LOG_BYTES,
     ) -> None:
         self.heartbeat_s = heartbeat_s
         self.max_message_bytes = max_message_bytes
+        self.log_bytes = log_bytes
+        self.run = ""
+        self._complaints = Complaints()
         self._beat_s = min(1.0, heartbeat_s / 5)
         self._transport: Transport = transport
         self._host = host
@@ -82,8 +118,11 @@ class Hub:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        clear_stale_folders()
+        for folder in clear_stale_folders():
+            # Neither that controller nor its guard could do it.
+            guard.end_marked(f"{guard.RUN_VARIABLE}={folder.name}")
         self._folder = create_runtime_folder()
+        self.run = self._folder.name
         atexit.register(self._abandon)
         try:
             self._listener = Listener(self._transport, self._host, self._folder, self.max_message_bytes)
@@ -118,11 +157,13 @@ class Hub:
         for worker in list(self._workers.values()):
             worker.abandon()
         self._workers.clear()
+        self._complaints.flush()
         if self._guard is not None:
-            # It has nothing on its list any more but the folder.
+            # It has nothing on its list any more but the folder, and looks once more for what carries the run's mark.
             self._guard.close()
             self._guard = None
         if self._folder is not None:
+            guard.end_marked(f"{guard.RUN_VARIABLE}={self.run}")
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         atexit.unregister(self._abandon)
@@ -227,7 +268,9 @@ class Hub:
             try:
                 self._dispatch(identity, codec.decode(frames, max_bytes=self.max_message_bytes))
             except ProtocolError as error:
-                _log.warning("message from %r dropped: %s", identity[:60], error)
+                worker = self._workers.get(identity)
+                source = worker.name if worker else _STRANGERS
+                self._complaints.add(source, "message from %r dropped: %s", identity[:60], error)
         self._loop.call_soon(self._receive)
 
     def _dispatch(self, identity: bytes, message: Message) -> None:
@@ -253,7 +296,7 @@ class Hub:
         self.send(worker.identity, codec.encode("welcome", None))
 
     def _refuse(self, identity: bytes, reason: str) -> None:
-        _log.warning("peer %r refused: %s", identity[:60], reason)
+        self._complaints.add(_STRANGERS, "peer %r refused: %s", identity[:60], reason)
         self.send(identity, codec.encode("refused", Refused(reason=reason)))
 
     def _tick(self) -> None:
@@ -263,8 +306,10 @@ class Hub:
         self._ticked = now
         self._timer = self._loop.call_later(self._beat_s, self._tick)
         self._receive()
+        self._complaints.tick()
         if self._guard is not None:
             self._guard.check()
         for worker in list(self._workers.values()):
+            worker.child.bound_log()
             # This process itself was stopped or busy: that silence is not the worker's.
             worker.check_heartbeat(now, excused_s=late if late > self._beat_s else 0.0)

@@ -1,10 +1,10 @@
-"""Ends the process groups of a controller that is gone. Run as a script by the hub; standard library only.
+"""Ends the processes of a controller that is gone. Run as a script by the hub; standard library only.
 
     guard.py FOLDER [GROUP …]
     controller ── stdin ──▶ guard      "+ 4711" a group to end, "- 4711" already ended by the controller
 
-When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed and
-FOLDER removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
+When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed, then
+everything that carries the run's mark (the name of FOLDER) in its environment, and FOLDER is removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
 what ends the children of a worker that was itself stopped or killed and cannot look after them any more.
 """
 
@@ -14,7 +14,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+
+RUN_VARIABLE = "OFFBEAT_RUN"
+"""In the environment of every child of a hub: the name of the hub's runtime folder, which no other run has."""
+WORKER_VARIABLE = "OFFBEAT_WORKER"
+"""As well: the identity of the one worker; a worker that is started again under the same name has another."""
+_SCANS = 5
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -59,6 +66,54 @@ def end_session(leader: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def end_marked(*marks: str) -> None:
+    """Kills what was started with all `marks` (`NAME=value`) in its environment, whatever session it moved to.
+
+    Only processes of this user, and never this one. A process that is started with another environment is not found.
+    A killed process cannot fork any more, so a scan that meets nothing new is the proof that nothing is left; a
+    process that ends, or begins another program, under the scan is a reason to look again.
+    """
+    wanted = {os.fsencode(mark) for mark in marks}
+    killed: set[int] = {os.getpid()}
+    unread: set[int] = set()
+    for _ in range(_SCANS):
+        again = False
+        for pid in _processes():
+            if pid in killed:
+                continue
+            environment = _environment(pid)
+            if environment is None:
+                again = again or pid not in unread
+                unread.add(pid)
+            elif wanted <= environment:
+                again = True
+                killed.add(pid)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        if not again:
+            return
+
+
+def _processes() -> Iterable[int]:
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
+def _environment(pid: int) -> set[bytes] | None:
+    """What a process was started with; empty if it is not ours to see; None: it has none now (ended, or in exec)."""
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return set()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            text = file.read()
+    except PermissionError:
+        return set()
+    except OSError:
+        return None
+    return set(text.split(b"\0")) if text else None
+
+
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -72,6 +127,7 @@ def main() -> None:
             groups.discard(int(group))
     for group in groups:
         end_session(group)
+    end_marked(f"{RUN_VARIABLE}={os.path.basename(folder)}")
     shutil.rmtree(folder, ignore_errors=True)
 
 

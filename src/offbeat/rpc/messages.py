@@ -47,7 +47,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     capabilities: tuple[str, ...]
     max_length: int
-    """Longest prompt plus continuation, in tokens."""
+    """Longest prompt plus continuation, in tokens; 0 where the model has no limit of its own."""
 
 
 class GenerateCall(Arguments, frozen=True):

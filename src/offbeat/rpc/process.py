@@ -5,7 +5,9 @@
                       ◀── pidfd ─────────────── exit, noticed by the event loop
 
 Each child leads a session of its own: its process group is the child and what it started, and is ours to end. A
-child's exit is seen before it is reaped, so that its group can be ended while its number is still taken.
+child's exit is seen before it is reaped, so that its group can be ended while its number is still taken. What moved to
+a session of its own is found by the marks in its environment. The log of a child cannot fill the disk: its middle is
+dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -24,10 +27,13 @@ from typing import IO, Any
 
 from offbeat.errors import ConfigError
 from offbeat.rpc import guard
-from offbeat.rpc.guard import end_session, stat_fields
+from offbeat.rpc.guard import RUN_VARIABLE, WORKER_VARIABLE, end_marked, end_session, stat_fields
 
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
+LOG_BYTES = 64 << 20
+"""A log that is longer loses its middle (at the next look, so it may be longer for a moment)."""
+_LOG_END_BYTES = 1 << 20
 _POLL_S = 0.05
 
 
@@ -41,7 +47,7 @@ class ProcessSpec:
     settings: Mapping[str, Any]
     """JSON-able; reaches `build` as `context.settings`."""
     log: Path
-    """stdout and stderr of the process are appended to it."""
+    """stdout and stderr of the process are appended to it; bounded (see `LOG_BYTES`)."""
     python: str | None = None
     """Another interpreter; None is this one."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -51,8 +57,18 @@ class ProcessSpec:
 class Child:
     """A started process. Belongs to the event loop's thread, which must be the main thread."""
 
-    def __init__(self, spec: ProcessSpec, on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        on_exit: Callable[[int], None],
+        *,
+        run: str,
+        identity: str,
+        log_bytes: int = LOG_BYTES,
+    ) -> None:
         """Starts it. `on_exit` is called once with the return code (negative: the signal), after the group was ended.
+
+        `run` and `identity` (unique among all children ever started) mark it and whatever it starts.
 
         Raises:
             ConfigError: the interpreter cannot be run, or the log cannot be written.
@@ -65,7 +81,11 @@ class Child:
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self._pidfd = -1
         python = spec.python or sys.executable
-        environment = {**os.environ, **spec.env, "OFFBEAT_PROCESS": spec.name, "PYTHONUNBUFFERED": "1"}
+        marks = {RUN_VARIABLE: run, WORKER_VARIABLE: identity}
+        self._marks = [f"{name}={value}" for name, value in marks.items()]
+        environment = {**os.environ, **spec.env, **marks, "OFFBEAT_PROCESS": spec.name, "PYTHONUNBUFFERED": "1"}
+        self._log_bytes = log_bytes
+        self._log_dropped = 0
         log, self._log_start = _open_log(spec)
         with log:
             try:
@@ -107,10 +127,15 @@ class Child:
         self._on_exit(code)
 
     def _reap(self) -> int:
-        """After the process has ended, or to end it: its group first, while the number cannot be anybody else's."""
+        """After the process has ended, or to end it: its group first, while the number cannot be anybody else's.
+
+        Then what it started in other sessions: now that it has ended, there will be no more of it.
+        """
         if self._popen.returncode is None:
             end_session(self.pid)
         code = self._popen.wait()
+        end_marked(*self._marks)
+        self.bound_log()
         if self._pidfd >= 0:
             with suppress(RuntimeError, ValueError):
                 self._loop.remove_reader(self._pidfd)
@@ -158,7 +183,9 @@ class Child:
         try:
             with self.spec.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start, size - TAIL_BYTES))
+                # Shorter than at the start: its middle was dropped on behalf of a later process.
+                start = self._log_start if self._log_start <= size else 0
+                file.seek(max(start, size - TAIL_BYTES))
                 text = file.read(TAIL_BYTES).decode("utf-8", "replace")
         except OSError as error:
             return f"({self.spec.log} cannot be read: {error.strerror or error})"
@@ -167,6 +194,32 @@ class Child:
         crashes = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
         first = max(0, crashes[-1] - 5) if crashes else 0
         return "\n".join(lines[first:][:TAIL_LINES] if crashes else lines[-TAIL_LINES:])
+
+    def bound_log(self) -> None:
+        """Drops the middle of a log that is over the limit; a line says how much. Cheap: one stat as a rule.
+
+        The process goes on writing meanwhile: it appends, so its next line is at the new end. What it writes between
+        the reading of the last part and the cut is lost with the middle.
+        """
+        limit = self._log_bytes
+        with suppress(OSError):
+            status = self.spec.log.stat()
+            if status.st_size <= limit or not stat.S_ISREG(status.st_mode):
+                return
+            first, last = limit // 4, min(limit // 4, _LOG_END_BYTES)
+            with self.spec.log.open("r+b") as file:
+                file.seek(status.st_size - last)
+                end = file.read(last)
+                # Whole lines, unless it is all one.
+                end = end[end.find(b"\n") + 1 :]
+                file.truncate(first)
+            self._log_dropped += status.st_size - first - len(end)
+            self._log_start = min(self._log_start, first)
+            note = (
+                f"\n[offbeat: {self._log_dropped / (1 << 20):.1f} MiB dropped here: a log has at most {limit} bytes]\n"
+            )
+            with self.spec.log.open("ab") as file:
+                file.write(note.encode() + end)
 
 
 class Guard:
@@ -178,11 +231,15 @@ class Guard:
         self._start()
 
     def _start(self) -> None:
+        # Where this process is itself part of a run, the end of that one must not take the guard of this one.
+        marks = {RUN_VARIABLE, WORKER_VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name not in marks}
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(guard.__file__), self._folder, *map(str, self._groups)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=environment,
             start_new_session=True,
             bufsize=0,
         )

@@ -39,6 +39,8 @@ class Switchboard(Protocol):
 
     heartbeat_s: float
     max_message_bytes: int
+    log_bytes: int
+    run: str
 
     def send(self, identity: bytes, frames: list[Frame]) -> bool: ...
     def drain(self) -> None: ...
@@ -84,7 +86,7 @@ class Worker:
         self._cause = ""
         self._last_words = ""
         self._end: WorkerDied | None = None
-        self.child = Child(spec, self._on_exit)
+        self.child = Child(spec, self._on_exit, run=hub.run, identity=identity.decode(), log_bytes=hub.log_bytes)
 
     # --- calls --------------------------------------------------------------------------------------------------
 

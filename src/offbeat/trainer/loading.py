@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from offbeat.errors import ModelError
+from offbeat.models import positions
 
 
 def load_model(
@@ -74,13 +75,8 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 
 def max_length(model: PreTrainedModel) -> int:
-    """Longest sequence in tokens; a large number where the model has no limit of its own."""
-    config = model.config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 1 << 30
+    """Longest sequence in tokens; 0 where the model has no limit of its own."""
+    return positions(model.config.get_text_config().to_dict()) or 0
 
 
 def head_rows(model: PreTrainedModel) -> int:
