@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 PROBE_PROMPTS = 4
 PROBE_SAMPLES = 2
-PROBE_TOKENS = 16
+PROBE_TOKENS = 64
+# Their state is no cache of keys and values: kept from step to step as one, it gives logprobs of another model.
+_HF_CANNOT_SAMPLE = ("recurrent_gemma", "mamba", "falcon_mamba", "rwkv", "xlnet", "minimax")
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ def _check_early(config: Config) -> ModelFolder:
         model = inspect_model(config.model, config.revision, config.init)
     except ConfigError as error:
         raise ConfigError(*error.problems, *problems) from error
+    if config.rollout.engine == "hf" and model.model_type in _HF_CANNOT_SAMPLE:
+        problems.append(
+            f"model = {config.model!r}: the hf engine cannot sample a {model.model_type}; use another model."
+        )
     if problems:
         raise ConfigError(*problems)
     return model

@@ -71,6 +71,20 @@ class Unprintable(Exception):
         raise ValueError("no text")
 
 
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if (pid := os.fork()) > 0:
+        print(pid, flush=True)
+        os._exit(0)
+    os.close(1)
+    time.sleep(300)
+os.wait()
+"""
+
+
 def fail(call: Fail) -> Text:
     match call.how:
         case "two arguments":
@@ -134,6 +148,17 @@ class Service:
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
         return Numbers((child.pid,))
 
+    def strays(self, _: Nothing) -> Numbers:
+        """Two processes in sessions of their own; one of them has no parent any more."""
+        child = subprocess.Popen(SLEEP, start_new_session=True)
+        daemon = subprocess.run([sys.executable, "-S", "-c", DAEMON], stdout=subprocess.PIPE, check=True)
+        return Numbers((child.pid, int(daemon.stdout)))
+
+    def chatter(self, call: Grow) -> None:
+        """Prints numbered lines, about so many bytes."""
+        for index in range(call.bytes // 100):
+            print(f"line {index:06d} ".ljust(99, "."), flush=True)
+
     def who(self, _: Nothing) -> Text:
         return Text(threading.current_thread().name)
 
@@ -167,6 +192,8 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
         "who": Method(Nothing, service.who, urgent=True),
         "urgent_fail": Method(Fail, fail, urgent=True),
         "grandchild": Method(Nothing, service.grandchild),
+        "strays": Method(Nothing, service.strays),
+        "chatter": Method(Grow, service.chatter),
         "modules": Method(Nothing, service.modules),
         "grow": Method(Grow, service.grow),
         "nothing": Method(Nothing, lambda _: None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -150,6 +151,31 @@ def test_the_block_is_five_lines_once_steps_run_whatever_is_going_on(width: int)
             assert len(block(display, width)) == 5
     finally:
         display.close()
+
+
+def test_a_narrower_terminal_that_broke_the_blocks_lines_is_cleaned_of_all_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = [100]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((size[0], 40)))
+    stream = Terminal()
+    display = LiveDisplay(stream)
+    display.begin(Header("sort", (), steps=80))
+    display.step(record(5))
+    display.activity(Activity(note="x" * 200))
+
+    def extra_rows() -> int:
+        display.renderable()
+        return len(re.findall(r"\r\x1b\[2K\x1b\[1A(?!\x1b\[2K)", stream.getvalue()))
+
+    assert extra_rows() == 0
+    lengths = [len(line) for line in block(display, 100)]
+    size[0] = 45
+    assert extra_rows() == sum((length - 1) // 45 for length in lengths if length) > 2
+    size[0] = 100
+    assert extra_rows() == sum((length - 1) // 45 for length in lengths if length)  # wider: nothing was broken
+    display.close()
 
 
 def test_the_block_shows_what_a_step_needs_to_show() -> None:

@@ -157,7 +157,7 @@ def test_a_time_of_absurd_size_is_not_spelled_out() -> None:
     assert figures.duration(365 * 86400.0) == "365 d"
 
 
-@pytest.mark.parametrize("width", [8, 20, 69, 200])
+@pytest.mark.parametrize("width", [10, 20, 69, 200])
 def test_wrapped_text_keeps_every_word_within_the_width(width: int) -> None:
     text = "held-out avg@4 .487 ±.021 (+.085) · pass@4 .710 ±.020 · version 25 · truncated <1 %"
     lines = figures.wrapped(text, width)
@@ -237,8 +237,8 @@ def test_a_single_bad_batch_is_no_reason_to_speak_but_three_are() -> None:
     assert told([record(0, **bad), record(1, **bad)]) == {}
     found = told([record(step, **bad) for step in range(3)])
     assert found["no-spread"].startswith(
-        "step 2: 74 % of groups are without spread, all rewards equal (mean of the last 3 steps). They teach nothing: use "
-        "harder data"
+        "step 2: 74 % of groups are without spread, all rewards equal (mean of the last 3 steps). They teach nothing: "
+        "use harder data"
     )
     assert found["truncated"].startswith(
         "step 2: 12 % of samples were cut off at max_new_tokens (mean of the last 3 steps). Raise sampling.max"

@@ -16,6 +16,7 @@ Rich redraws from a thread of its own, so the block moves while the controller c
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from typing import Any, TextIO, TypeAlias
 
 from rich.console import Console, Group, RenderableType
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.text import Text
 
 from offbeat.metrics import figures
@@ -72,6 +75,9 @@ class LiveDisplay:
         self._record: Record | None = None
         self._activity = Activity()
         self._lines: tuple[Text, ...] = ()
+        self._drawing = threading.Lock()
+        self._drawn: tuple[int, tuple[Text, ...]] = (0, ())
+        """Width of the terminal and lines of the newest block."""
         self._live = Live(
             console=self._console,
             get_renderable=self.renderable,
@@ -189,8 +195,16 @@ class LiveDisplay:
         return Text("━" * full, "green").append("━" * (width - full), "bright_black")
 
     def renderable(self) -> RenderableType:
-        """The block as it is now."""
-        return Group(*self._lines)
+        """The block as it is now. Rich asks for it right before it moves the cursor to where the last one began."""
+        width, lines = self._console.width, self._lines
+        with self._drawing:
+            (old_width, old_lines), self._drawn = self._drawn, (width, lines)
+            # Terminals break lines anew when they get narrower: the old block takes more rows than rich knows of.
+            rows = sum((min(line.cell_len, old_width) - 1) // width for line in old_lines if line.cell_len)
+            if width < old_width and rows > 0:
+                up = (ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+                self._console.control(Control(*up * rows))
+        return Group(*lines)
 
 
 def _line(label: str, text: str, style: str = "") -> Text:

@@ -3,9 +3,10 @@
     guard.py FOLDER [GROUP …]
     controller ── stdin ──▶ guard      "+ 4711" a group to end, "- 4711" already ended by the controller
 
-When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed, then
-everything that carries the run's mark (the name of FOLDER) in its environment, and FOLDER is removed. The guard lives in a session of its own, so that nothing meant for the controller reaches it. It is
-what ends the children of a worker that was itself stopped or killed and cannot look after them any more.
+When the pipe ends (the controller closed it, or died in any way), every group that is still on the list is killed,
+then everything that carries the run's mark (the name of FOLDER) in its environment, and FOLDER is removed. The guard
+lives in a session of its own, so that nothing meant for the controller reaches it. It is what ends the children of a
+worker that was itself stopped or killed and cannot look after them any more.
 """
 
 from __future__ import annotations

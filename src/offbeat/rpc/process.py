@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -34,6 +35,7 @@ TAIL_BYTES = 16_384
 LOG_BYTES = 64 << 20
 """A log that is longer loses its middle (at the next look, so it may be longer for a moment)."""
 _LOG_END_BYTES = 1 << 20
+_DROPPED = re.compile(rb"\n\[offbeat: (\d+) bytes dropped")
 _POLL_S = 0.05
 
 
@@ -85,7 +87,6 @@ class Child:
         self._marks = [f"{name}={value}" for name, value in marks.items()]
         environment = {**os.environ, **spec.env, **marks, "OFFBEAT_PROCESS": spec.name, "PYTHONUNBUFFERED": "1"}
         self._log_bytes = log_bytes
-        self._log_dropped = 0
         log, self._log_start = _open_log(spec)
         with log:
             try:
@@ -208,16 +209,18 @@ class Child:
                 return
             first, last = limit // 4, min(limit // 4, _LOG_END_BYTES)
             with self.spec.log.open("r+b") as file:
+                file.seek(first)
+                middle = file.read(80)
                 file.seek(status.st_size - last)
                 end = file.read(last)
                 # Whole lines, unless it is all one.
                 end = end[end.find(b"\n") + 1 :]
                 file.truncate(first)
-            self._log_dropped += status.st_size - first - len(end)
             self._log_start = min(self._log_start, first)
-            note = (
-                f"\n[offbeat: {self._log_dropped / (1 << 20):.1f} MiB dropped here: a log has at most {limit} bytes]\n"
-            )
+            # The line of an earlier cut, perhaps by a process before this one, is at the same place.
+            before = _DROPPED.match(middle)
+            dropped = status.st_size - first - len(end) + (int(before[1]) if before else 0)
+            note = f"\n[offbeat: {dropped} bytes dropped here: a log has at most {limit}]\n"
             with self.spec.log.open("ab") as file:
                 file.write(note.encode() + end)
 
