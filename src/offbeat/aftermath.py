@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -94,4 +93,5 @@ def command(name: str, folder: Path) -> str:
     if shutil.which(program) is None:
         called = Path(sys.argv[0])
         program = str(called) if called.name == program else f"{sys.executable} -m offbeat.cli"
-    return f"{program} {name} {shlex.quote(os.path.relpath(folder))}"
+    short = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"{program} {name} {shlex.quote(str(short))}"

@@ -90,7 +90,8 @@ class DataSection(Section):
     system: Text | None = None
     """A system message put before the prompt (`chat` only)."""
     rewards: dict[str, float] = {}
-    """Reward function → weight. `file.py:function`, `package.module:function`, `reasoning_gym` or `math_verify`."""
+    """Reward function → weight. `file.py:function`, `package.module:function`, or a built-in one: `exact_match`,
+    `math_verify`, `reasoning_gym`, `reasoning_gym_exact`."""
     weight: Positive = 1.0
     """Share of this source in the mix, relative to the others."""
     max_prompt_tokens: Count = 1024

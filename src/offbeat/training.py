@@ -269,6 +269,7 @@ def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Ch
 
 async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
     first = checkpoint.step if checkpoint else 0
+    started_s = time.monotonic()
     recorded = read_metrics(folder) if first else []
     history = [record for record in recorded if record["step"] < first]
     # A line that is written anew held these points: they are measured again.
@@ -284,7 +285,7 @@ async def _train(prepared: Prepared, folder: RunFolder, display: Display, checkp
         async with start(prepared, folder) as system:
             timeline = Timeline()
             recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
-            stages = _stages(prepared, system, folder, recorder, checkpoint, evaluate_first=again)
+            stages = _stages(prepared, system, folder, recorder, checkpoint, evaluate_first=again, started_s=started_s)
 
             async def main() -> None:
                 await _bring_to_start(prepared, system, checkpoint, display, recorder)
@@ -313,6 +314,7 @@ def _stages(
     checkpoint: Checkpoint | None,
     *,
     evaluate_first: bool,
+    started_s: float,
 ) -> RunStages:
     config = prepared.config
     first, version = (checkpoint.step, checkpoint.state.weights_version) if checkpoint else (0, 0)
@@ -338,7 +340,7 @@ def _stages(
             system.trainer,
             write_tokenizer=lambda path: prepared.tokenizer.save_pretrained(str(path)),
             data=prepared.prompts.fingerprint(),
-            started_s=time.monotonic(),
+            started_s=started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
         ),
         recorder=recorder,
@@ -405,6 +407,7 @@ def _result(
             outcome=outcome,
             history=recorder.history,
             evaluations=recorder.evaluations,
+            model=saver.saved / "trainer-0" / "model" if saver.saved else None,
             elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
             folder=folder.path,
             commands=[("continue", command("resume", folder.path))]

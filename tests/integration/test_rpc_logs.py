@@ -19,52 +19,66 @@ from offbeat.rpc.messages import Nothing
 pytestmark = pytest.mark.integration
 
 LIMIT = 40_000
+LAST_LINE = "line 000001 ".ljust(99, ".")
 DROPPED = re.compile(r"\n\[offbeat: (\d+) bytes dropped here: a log has at most 40000\]\n")
 
 
-async def shrunk(log: Path) -> None:
-    async with asyncio.timeout(10):
-        while log.stat().st_size > LIMIT:
-            await asyncio.sleep(0.02)
+def size_of(log: Path) -> int:
+    return log.stat().st_size
 
 
-def test_a_log_over_its_limit_keeps_its_first_and_last_lines_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_log_over_its_limit_is_cut_while_its_worker_lives(tmp_path: Path) -> None:
     async def body(_: Hub, worker: Worker) -> None:
-        log, printed = worker.spec.log, 0
-        for _ in range(3):
-            await worker.call("chatter", Grow(bytes=200_000), Nothing, timeout_s=20)
-            printed += 200_000
-            await shrunk(log)
+        await worker.call("chatter", Grow(bytes=200_000), Nothing, timeout_s=20)
+        for _tick in range(200):
+            if size_of(worker.spec.log) <= LIMIT:
+                break
+            await asyncio.sleep(0.05)
         await worker.call("chatter", Grow(bytes=200), Nothing, timeout_s=20)
-        text = log.read_text()
+        text = worker.spec.log.read_text()
+        assert len(text) <= LIMIT
         assert text.startswith("building engine-0\nline 000000 ")
-        assert text.endswith("line 000001 ".ljust(99, ".") + "\n")
-        (dropped,) = DROPPED.findall(text)
-        whole = len("building engine-0\n") + printed + 200
-        kept = len(DROPPED.sub("", text))
-        # What was printed between reading and cutting is not counted: only chatter that was over before the cut.
-        assert kept + int(dropped) <= whole + 3 * 80
-        assert kept + int(dropped) >= whole - 3 * 80 or int(dropped) > 400_000
+        assert len(DROPPED.findall(text)) == 1
         assert "line 001999 " in DROPPED.split(text)[-1]
-        assert worker.child.log_tail().endswith("line 000001 ".ljust(99, "."))
+        assert text.endswith(LAST_LINE + "\n")
+        assert worker.child.log_tail().endswith(LAST_LINE)
 
     with_worker(tmp_path, body, log_bytes=LIMIT, heartbeat_s=1.0)
 
 
+def test_a_log_that_is_cut_again_and_again_says_exactly_how_much_is_missing(tmp_path: Path) -> None:
+    async def body(_: Hub, worker: Worker) -> None:
+        first = "building engine-0\n"
+        for _round in range(3):
+            await worker.call("chatter", Grow(bytes=200_000), Nothing, timeout_s=20)
+            worker.child._log_bytes = LIMIT  # pyright: ignore[reportPrivateUsage] only this look shall cut
+            worker.child.bound_log()
+            worker.child._log_bytes = 1 << 30  # pyright: ignore[reportPrivateUsage] as above
+        text = worker.spec.log.read_text()
+        (dropped,) = DROPPED.findall(text)
+        kept = len(DROPPED.sub("", text))
+        # The note of each earlier cut was dropped with the middle, and counted.
+        notes = len(first) + 3 * 200_000 + 2 * 80
+        assert len(first) + 3 * 200_000 <= kept + int(dropped) <= notes
+        # Every line of the last part is whole.
+        assert {len(line) for line in DROPPED.split(text)[-1].splitlines()} == {99}
+
+    with_worker(tmp_path, body)
+
+
 def test_the_last_words_of_a_worker_are_kept_when_its_log_is_cut_at_its_end(tmp_path: Path) -> None:
     async def body(_: Hub, worker: Worker) -> None:
-        call = asyncio.create_task(worker.call("chatter", Grow(bytes=300_000), Nothing, timeout_s=20))
-        await call
+        await worker.call("chatter", Grow(bytes=300_000), Nothing, timeout_s=20)
         with pytest.raises(WorkerDied) as caught:
             await worker.call("fail", Fail(how="abort"), Text, timeout_s=10)
         assert "Fatal Python error: Aborted" in caught.value.log_tail
-        assert worker.spec.log.stat().st_size <= LIMIT
+        assert size_of(worker.spec.log) <= LIMIT
 
-    # Beats are so far apart that only the end looks at the log.
-    with_worker(tmp_path, body, log_bytes=LIMIT, heartbeat_s=60.0)
+    # The next look of the hub is a second away: only the end of the worker cuts.
+    with_worker(tmp_path, body, log_bytes=LIMIT)
 
 
-def test_a_small_log_and_one_that_is_no_file_are_left_alone(tmp_path: Path) -> None:
+def test_a_log_within_its_limit_is_left_alone(tmp_path: Path) -> None:
     async def body(_: Hub, worker: Worker) -> None:
         await worker.call("chatter", Grow(bytes=20_000), Nothing, timeout_s=20)
         before = worker.spec.log.read_bytes()

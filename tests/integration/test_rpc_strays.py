@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -103,7 +103,7 @@ asyncio.run(main())
 
 
 @contextmanager
-def killed_controller(logs: Path, with_guard: bool) -> Iterator[tuple[tuple[int, ...], Path]]:
+def killed_controller(logs: Path, with_guard: bool) -> Generator[tuple[tuple[int, ...], Path]]:
     """Strays and runtime folder of a controller that was killed (its guard before it); whatever is left is ended."""
     env = {**os.environ, "PYTHONPATH": str(HERE), "LOGS": str(logs)}
     with subprocess.Popen([sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, env=env) as controller:
@@ -166,6 +166,20 @@ def test_only_processes_with_all_marks_are_ended_and_never_the_caller(monkeypatc
     command = [sys.executable, "-S", "-c", itself, folder]
     done = subprocess.run(command, env={"OFFBEAT_RUN": "me"}, capture_output=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, b"1\n"), done.stderr
+
+
+def test_a_process_that_is_just_being_started_is_not_missed() -> None:
+    """`Popen` returns before the new program has its environment."""
+    for index in range(40):
+        mark = f"just-started-{index}"
+        children = [subprocess.Popen(["sleep", "60"], env={"OFFBEAT_RUN": mark}) for _ in range(3)]
+        try:
+            guard.end_marked(f"OFFBEAT_RUN={mark}")
+            assert [child.wait(5) for child in children] == [-signal.SIGKILL] * 3
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
 
 
 FORKS = """

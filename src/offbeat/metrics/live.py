@@ -201,7 +201,7 @@ class LiveDisplay:
             (old_width, old_lines), self._drawn = self._drawn, (width, lines)
             # Terminals break lines anew when they get narrower: the old block takes more rows than rich knows of.
             rows = sum((min(line.cell_len, old_width) - 1) // width for line in old_lines if line.cell_len)
-            if width < old_width and rows > 0:
+            if rows > 0:
                 up = (ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
                 self._console.control(Control(*up * rows))
         return Group(*lines)

@@ -71,7 +71,7 @@ def _durations(steps: Sequence[Mapping[str, Any]], elapsed_s: float) -> list[str
     rest_s = elapsed_s - steps_s - evaluate_s
     word = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
     parts = [f"{word} in {figures.duration(steps_s)}" if steps else word]
-    if evaluate_s > 0:
+    if evaluate_s >= 0.5:
         parts.append(f"evaluations {figures.duration(evaluate_s)}")
     if rest_s >= 0.5:
         parts.append(f"start, warm-up and end {figures.duration(rest_s)}")

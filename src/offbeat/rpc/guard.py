@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+import time
 from contextlib import suppress
 
 RUN_VARIABLE = "OFFBEAT_RUN"
@@ -23,6 +23,10 @@ RUN_VARIABLE = "OFFBEAT_RUN"
 WORKER_VARIABLE = "OFFBEAT_WORKER"
 """As well: the identity of the one worker; a worker that is started again under the same name has another."""
 _SCANS = 5
+_EXEC_S = 0.2
+"""How long a process may be between two programs; on a busy machine it may have to wait for a core meanwhile."""
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD in the flags of /proc/<pid>/stat."""
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -71,38 +75,49 @@ def end_marked(*marks: str) -> None:
     """Kills what was started with all `marks` (`NAME=value`) in its environment, whatever session it moved to.
 
     Only processes of this user, and never this one. A process that is started with another environment is not found.
-    A killed process cannot fork any more, so a scan that meets nothing new is the proof that nothing is left; a
-    process that ends, or begins another program, under the scan is a reason to look again.
+    A killed process cannot fork any more, so a scan that meets nothing new is the proof that nothing is left. A
+    process that ends under the scan may have left a child: a reason to look again. One that is just beginning a
+    program has no environment for a moment, which is waited for.
     """
     wanted = {os.fsencode(mark) for mark in marks}
-    killed: set[int] = {os.getpid()}
-    unread: set[int] = set()
+    known = {os.getpid()}
+    deadline = time.monotonic() + _EXEC_S
     for _ in range(_SCANS):
-        again = False
-        for pid in _processes():
-            if pid in killed:
-                continue
-            environment = _environment(pid)
-            if environment is None:
-                again = again or pid not in unread
-                unread.add(pid)
-            elif wanted <= environment:
-                again = True
-                killed.add(pid)
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        if not again:
+        met, beginning = _scan(wanted, known)
+        while beginning and time.monotonic() < deadline:
+            time.sleep(0.001)
+            more, beginning = _scan(wanted, known)
+            met = met or more
+        if not met:
             return
 
 
-def _processes() -> Iterable[int]:
+def _scan(wanted: set[bytes], known: set[int]) -> tuple[bool, bool]:
+    """Whether something new was killed or had ended (it is then known), and whether something is in exec."""
+    met = beginning = False
+    for pid in _processes():
+        if pid in known:
+            continue
+        environment = _environment(pid)
+        if environment is None and _in_exec(pid):
+            beginning = True
+        elif environment is None or wanted <= environment:
+            met = True
+            known.add(pid)
+            if environment is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+    return met, beginning
+
+
+def _processes() -> list[int]:
     with suppress(OSError):
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return []
 
 
 def _environment(pid: int) -> set[bytes] | None:
-    """What a process was started with; empty if it is not ours to see; None: it has none now (ended, or in exec)."""
+    """What a process was started with; empty if it is not ours to see; None: it has none, or is gone."""
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
             return set()
@@ -113,6 +128,18 @@ def _environment(pid: int) -> set[bytes] | None:
     except OSError:
         return None
     return set(text.split(b"\0")) if text else None
+
+
+def _in_exec(pid: int) -> bool:
+    """For a process without environment: it has no arguments either, and is neither ended nor the kernel's own."""
+    fields = stat_fields(pid)
+    if fields is None or fields[0] in "ZX" or int(fields[6]) & _KERNEL_THREAD:
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return not file.read(1)
+    except OSError:
+        return False
 
 
 def main() -> None:

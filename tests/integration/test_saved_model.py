@@ -1,0 +1,53 @@
+"""What a run saves is a folder that transformers can use, and resuming keeps what the run has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import command, write_config, write_project
+
+pytestmark = pytest.mark.integration
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluated(run: Path) -> list[int]:
+    return [record["step"] for record in records(run) if any(key.startswith("eval/") for key in record)]
+
+
+def test_the_saved_folder_has_model_and_tokenizer_and_a_resume_keeps_the_evaluation_it_had(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    project, run = write_project(tmp_path / "project"), tmp_path / "run"
+    config = write_config(project, steps=2, eval=[{"source": "train.jsonl"}])
+    assert command("train", config, "--run-dir", run).code == 0
+    model = run / "checkpoints" / "step-2" / "trainer-0" / "model"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer("3+3=").input_ids == AutoTokenizer.from_pretrained(project / "model")("3+3=").input_ids
+    assert AutoModelForCausalLM.from_pretrained(model).config.vocab_size == len(tokenizer)
+
+    before = (run / "config.json").read_text()
+    refused = command("resume", run, "steps=3", f"model={model}")
+    assert refused.code == 2, refused.told
+    assert "the run has" in refused.err
+    assert (run / "config.json").read_text() == before
+
+    resumed = command("resume", run, "steps=3")
+    assert resumed.code == 0, resumed.told
+    assert "steps" in resumed.out
+    assert evaluated(run) == [0, 2, 3]
+
+
+def test_a_resume_on_other_rows_is_refused(tmp_path: Path) -> None:
+    project, run = write_project(tmp_path / "project"), tmp_path / "run"
+    assert command("train", write_config(project, steps=1), "--run-dir", run).code == 0
+    rows = (project / "train.jsonl").read_text()
+    (project / "train.jsonl").write_text(rows.replace("1+1=", "1-1="))
+    refused = command("resume", run, "steps=2")
+    assert refused.code == 2, refused.told
+    assert "the data is not what it was" in refused.err
