@@ -221,9 +221,9 @@ def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Check
 async def _evaluate(
     prepared: Prepared, logs: RunFolder, checkpoint: Checkpoint | None, display: Display
 ) -> tuple[EvalResult, ...]:
-    display.begin(header(prepared))
-    display.phase("starting processes")
     with Interrupt(asyncio.current_task(), display.warn).installed():
+        display.begin(header(prepared))
+        display.phase("starting processes")
         async with start(prepared, logs) as system:
 
             async def main() -> tuple[EvalResult, ...]:

@@ -281,7 +281,7 @@ def test_a_run_from_another_folder_through_a_pipe_then_evaluated_and_continued(p
     assert more.code == 0, more.told
     assert steps_of(run) == [0, 1, 2]
     assert [r["weights_version"] for r in records(run)][:3] == [0, 1, 2]
-    assert not re.search(r"^(step|start|model) ", more.out, re.M)  # quiet
+    assert not re.search(r"^(step|start|batch) ", more.out, re.M)  # quiet
 
 
 def test_eval_of_a_config_shows_its_model_as_it_is(project: Path, tmp_path: Path) -> None:

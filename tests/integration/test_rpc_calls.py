@@ -105,7 +105,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory):  # pyright: ignore[reportU
 
 
 def test_an_unknown_method_and_an_unknown_argument_are_refused_by_name(shared: SharedWorker) -> None:
-    with pytest.raises(RemoteError, match=r"no method 'nonsense'; this worker has echo, fail"):
+    with pytest.raises(RemoteError, match=r"no method 'nonsense'; this worker has chatter, echo, fail"):
         shared.run(lambda w: w.call("nonsense", Nothing(), Nothing, timeout_s=10))
     with pytest.raises(RemoteError, match=r"unknown field `how`"):
         shared.run(lambda w: w.call("echo", Fail(how="x"), EchoResult, timeout_s=10))
