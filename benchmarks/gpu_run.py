@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import offbeat
+from offbeat.metrics.display import SilentDisplay
 from offbeat.testing.tiny_model import tiny_qwen3
 
 REWARD = "def coin(completion: str) -> float:\n    return float(sum(completion.encode()) % 2)\n"
@@ -47,7 +48,9 @@ def main() -> None:
             (folder / "reward.py").write_text(REWARD)
             rows = [json.dumps({"prompt": f"{number:06d}="}) for number in range(256)]
             (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
-            result = offbeat.run(config(folder, dtype, arguments.steps), run_dir=folder / "run")
+            result = offbeat.run(
+                config(folder, dtype, arguments.steps), run_dir=folder / "run", display=SilentDisplay()
+            )
         report(dtype, [dict(record) for record in result.history])
 
 

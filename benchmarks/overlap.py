@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import offbeat
+from offbeat.metrics.display import SilentDisplay
 from offbeat.testing.tiny_model import tiny_qwen3
 
 BOUND = 0.75
@@ -37,7 +38,7 @@ class Shape:
     prompts: int
 
 
-SHAPES = (Shape("equal lengths", 2000, 24, 16), Shape("long-tailed lengths", 40, 160, 12))
+SHAPES = (Shape("equal lengths", 400, 32, 4), Shape("long-tailed lengths", 40, 160, 12))
 
 
 def config(folder: Path, shape: Shape, max_staleness: int, steps: int, epochs: int) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def prepare(folder: Path, shape: Shape) -> None:
 
 def run(folder: Path, shape: Shape, max_staleness: int, steps: int, epochs: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as run_dir:
-        result = offbeat.run(config(folder, shape, max_staleness, steps, epochs), run_dir=Path(run_dir) / "run")
+        settings = config(folder, shape, max_staleness, steps, epochs)
+        result = offbeat.run(settings, run_dir=Path(run_dir) / "run", display=SilentDisplay())
     return [dict(record) for record in result.history][SKIP:]
 
 
