@@ -152,6 +152,11 @@ def _check_early(config: Config) -> ModelFolder:
         problems.append(
             f"model = {config.model!r}: the hf engine cannot sample a {model.model_type}; use another model."
         )
+    if model.config.get("quantization_config"):
+        problems.append(
+            f"model = {config.model!r} is quantised (quantization_config in its config.json): its stored layout is not "
+            "what is trained; give the unquantised model."
+        )
     if problems:
         raise ConfigError(*problems)
     return model
@@ -260,7 +265,7 @@ async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]
     """Start every process; all of them have ended when the block is left."""
     config = prepared.config
     async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub, AsyncExitStack() as ending:
-        specs = [_trainer_spec(config, folder), *_engine_specs(config, folder)]
+        specs = [_trainer_spec(config, folder), *engine_specs(config, folder)]
         reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
         ending.push_async_callback(reward.close)
         trainer = RemoteTrainer(trainer_worker, config.limits)
@@ -335,7 +340,7 @@ def _trainer_spec(config: Config, folder: RunFolder) -> ProcessSpec:
     )
 
 
-def _engine_specs(config: Config, folder: RunFolder) -> list[ProcessSpec]:
+def engine_specs(config: Config, folder: RunFolder) -> list[ProcessSpec]:
     match config.rollout.engine:
         case "hf":
             module = "offbeat.rollout.worker"

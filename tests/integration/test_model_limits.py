@@ -39,6 +39,11 @@ def test_an_architecture_that_the_engine_cannot_sample_is_refused_by_name(tmp_pa
     assert "cannot sample a mamba" in problem(edited(tmp_path, {"model_type": "mamba"}))
 
 
+def test_a_quantised_model_is_refused_B015_B062(tmp_path: Path) -> None:
+    project = edited(tmp_path, {"quantization_config": {"quant_method": "fp8"}})
+    assert "is quantised" in problem(project)
+
+
 def test_a_prompt_limit_that_was_not_given_is_taken_from_the_model(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     config = load_config(write_config(project))

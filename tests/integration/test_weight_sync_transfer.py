@@ -32,7 +32,9 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 @pytest.mark.parametrize("engines", [1, 2])
 @pytest.mark.parametrize("bucket_bytes", [64, 1024, 1 << 20])
-def test_every_engine_holds_what_was_sent(rig: Callable[..., Rig], host: str, engines: int, bucket_bytes: int) -> None:
+def test_every_engine_holds_what_was_sent_B117(
+    rig: Callable[..., Rig], host: str, engines: int, bucket_bytes: int
+) -> None:
     trainer, receivers = Model(1), [Model(9) for _ in range(engines)]
     r = rig(trainer, receivers, host=host, bucket_bytes=bucket_bytes)
     offered, (sent, *held) = r.sync()

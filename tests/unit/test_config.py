@@ -221,3 +221,21 @@ def test_names_of_sources_and_sets_are_unique() -> None:
 def test_a_source_without_rewards_or_a_config_without_data_is_refused() -> None:
     assert "name at least one function" in problems({**MINIMAL, "data": [{"source": "x"}]})[0]
     assert "no source of prompts" in problems({**MINIMAL, "data": []})[0]
+
+
+def test_a_field_that_needs_another_one_is_refused_at_the_start_B152() -> None:
+    text = problems(
+        with_key("data[].system", "Be brief.") | {"data": [{**MINIMAL["data"][0], "system": "x", "format": "text"}]}
+    )
+    assert "only for format" in text[0]
+
+
+@pytest.mark.parametrize("key", ["device", "dtype", "max_rows", "threads"])
+def test_a_setting_of_the_engines_reaches_them_as_it_was_given_B151(key: str, tmp_path: Path) -> None:
+    from offbeat.build import engine_specs
+    from offbeat.metrics.writer import RunFolder
+
+    value = {"device": "cuda:3", "dtype": "bfloat16", "max_rows": 7, "threads": 3}[key]
+    config = parse_config(with_key(f"rollout.{key}", value))
+    (spec,) = engine_specs(config, RunFolder(tmp_path))
+    assert spec.settings[key] == value
