@@ -10,6 +10,7 @@ from tiny_run import merge, write_config, write_project
 
 import offbeat
 from offbeat.config import load_config
+from offbeat.devices import choose_device
 from offbeat.testing.leaks import no_leaks
 
 pytestmark = pytest.mark.gpu
@@ -24,6 +25,8 @@ CUDA: dict[str, Any] = {
 def run(folder: Path, **changes: Any) -> tuple[dict[str, Any], ...]:
     project = write_project(folder / "project")
     config = load_config(write_config(project, **merge(CUDA, changes)))
+    # Looking whether the device is there loads the driver into this process; its descriptors stay open. No context is made.
+    assert choose_device("cuda:0").type == "cuda"
     with no_leaks():
         result = offbeat.run(config, run_dir=folder / "run")
     return tuple(dict(record) for record in result.history)
