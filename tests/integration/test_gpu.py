@@ -25,7 +25,7 @@ CUDA: dict[str, Any] = {
 def run(folder: Path, **changes: Any) -> tuple[dict[str, Any], ...]:
     project = write_project(folder / "project")
     config = load_config(write_config(project, **merge(CUDA, changes)))
-    # Looking whether the device is there loads the driver into this process; its descriptors stay open. No context is made.
+    # Looking for the device loads the driver into this process, whose descriptors stay open. No context is made.
     assert choose_device("cuda:0").type == "cuda"
     with no_leaks():
         result = offbeat.run(config, run_dir=folder / "run")
