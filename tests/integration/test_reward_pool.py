@@ -14,7 +14,7 @@ import pytest
 
 from offbeat.config import RewardsSection
 from offbeat.errors import RewardError
-from offbeat.rewards.metrics import first_error, reward_metrics
+from offbeat.metrics.records import sample_statistics
 from offbeat.rewards.pool import RewardPool
 from offbeat.rpc.client import Hub
 from offbeat.types import Prompt, Rollout, Scored
@@ -162,13 +162,8 @@ def test_none_abstains_it_adds_nothing_and_is_left_out_of_the_mean_B046(tmp_path
     scored = _score(tmp_path, {"right": 1.0, "abstains": 0.5}, _prompts(6))
     assert [one.reward for one in scored] == [1.5, 1.0] * 3
     assert "abstains" not in scored[1].parts
-    metrics = reward_metrics(scored, {"d": ["right", "abstains"]})
-    assert metrics == {
-        "reward/right": 1.0,
-        "reward/abstains": 1.0,
-        "reward_errors": 0.0,
-        "reward_abstained/abstains": 3.0,
-    }
+    metrics = sample_statistics(scored)
+    assert (metrics["reward/right"], metrics["reward/abstains"], metrics["reward_errors"]) == (1.0, 1.0, 0)
 
 
 def test_too_many_errors_stop_the_run_with_the_first_of_them_B013(tmp_path: Path):
@@ -178,9 +173,10 @@ def test_too_many_errors_stop_the_run_with_the_first_of_them_B013(tmp_path: Path
 
 def test_errors_within_the_allowed_share_are_counted_apart_from_wrong_B013(tmp_path: Path):
     scored = _score(tmp_path, {"bad_at_5": 1.0}, _prompts(8, how="raise"), max_error_fraction=0.2)
-    metrics = reward_metrics(scored, {"d": ["bad_at_5"]})
-    assert metrics == {"reward/bad_at_5": 7 / 8, "reward_errors": 1.0, "reward_errors/bad_at_5": 1.0}
-    assert "d/5 sample 0: bad_at_5: ValueError: no good" in (first_error(scored) or "")
+    metrics = sample_statistics(scored)
+    assert (metrics["reward/bad_at_5"], metrics["reward_errors"]) == (7 / 8, 1)
+    assert [index for index, one in enumerate(scored) if one.errors] == [5]
+    assert "bad_at_5: ValueError: no good" in scored[5].errors[0]
 
 
 def test_a_group_function_gets_aligned_lists_of_one_group_B101(tmp_path: Path):
@@ -272,12 +268,6 @@ def test_grading_many_quick_samples_is_quick(tmp_path: Path):
 
     # 8 to 16 ms on a quiet core; the limit has room for busy ones.
     assert _with_pool(tmp_path, {"right": 1.0}, use) < 0.1
-
-
-def test_a_batch_reward_is_the_seam_that_the_loop_knows(tmp_path: Path):
-    prompts = _prompts(3)
-    scored = _with_pool(tmp_path, {"right": 2.0}, lambda pool: pool.for_prompts(prompts).score(_rollouts(prompts)))
-    assert [one.reward for one in scored] == [2.0] * 3
 
 
 def test_math_verify_grades_in_the_workers_main_thread_B013(tmp_path: Path):

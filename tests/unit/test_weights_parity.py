@@ -8,7 +8,7 @@ import pytest
 from offbeat.errors import WeightSyncError
 from offbeat.rpc.messages import EngineDescription, TrainerDescription
 from offbeat.types import Rollout, Sampling
-from offbeat.weights.hello import check_collective, check_hello, check_versions, version_lag
+from offbeat.weights.hello import check_collective, check_hello, check_versions
 from offbeat.weights.parity import check_gap, gap, tolerance
 
 SAMPLING = Sampling(max_new_tokens=3, temperature=0.7)
@@ -110,5 +110,3 @@ def test_an_engine_whose_version_does_not_move_is_an_error_B168() -> None:
     for wrong in (engine(version=3), engine(state="probing")):
         with pytest.raises(WeightSyncError, match="do not follow the trainer"):
             check_versions(4, {"engine-0": engine(), "engine-1": wrong})
-    assert version_lag(4, {"engine-0": 4, "engine-1": 2}) == 2
-    assert version_lag(4, {}) == 0

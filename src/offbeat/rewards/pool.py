@@ -51,7 +51,6 @@ class RewardPool:
 
     Attributes:
         names: spec of each function → the name under which its values are reported.
-        names_by_source: the same names for each source; what `reward_metrics` wants.
     """
 
     def __init__(
@@ -62,9 +61,6 @@ class RewardPool:
         section: RewardsSection,
     ) -> None:
         self.names = short_names(spec for weights in functions.values() for spec in weights)
-        self.names_by_source = {
-            source: tuple(self.names[spec] for spec in weights) for source, weights in functions.items()
-        }
         self._functions = functions
         self._decode = decode
         self._section = section
@@ -116,10 +112,6 @@ class RewardPool:
     async def close(self) -> None:
         await asyncio.gather(*(slot.close() for slot in self._slots))
 
-    def for_prompts(self, prompts: Iterable[Prompt]) -> BatchReward:
-        """A `ports.Reward` for rollouts of these prompts."""
-        return BatchReward(self, prompts)
-
     async def score(self, rollouts: Sequence[Rollout], prompts: Iterable[Prompt]) -> list[Scored]:
         """Grade rollouts of these prompts, in the order of the rollouts.
 
@@ -150,6 +142,7 @@ class RewardPool:
             value = graded[spec]
             if isinstance(value, str):
                 errors.append(f"{self.names[spec]}: {value}")
+                parts[self.names[spec]] = 0.0  # in the mean as what it counted, or failing would look like winning
             elif value is not None:
                 parts[self.names[spec]] = value
                 reward += weight * value
@@ -253,17 +246,6 @@ class RewardPool:
         queue.extendleft(reversed([*chunk[:at], *chunk[at + 1 :]]))
         for place in blamed.places:
             ledger.fail(place, blamed.function, trouble.text)
-
-
-class BatchReward:
-    """`ports.Reward` for the rollouts of given prompts."""
-
-    def __init__(self, pool: RewardPool, prompts: Iterable[Prompt]) -> None:
-        self._pool = pool
-        self._prompts = tuple(prompts)
-
-    async def score(self, rollouts: Sequence[Rollout]) -> list[Scored]:
-        return await self._pool.score(rollouts, self._prompts)
 
 
 class _Items:

@@ -53,8 +53,3 @@ def check_versions(version: int, engines: Mapping[str, EngineDescription]) -> No
                 f"{name} says it is {engine.state!r} at version {engine.weights_version} after version {version} was "
                 "committed: its weights do not follow the trainer's."
             )
-
-
-def version_lag(trainer: int, engines: Mapping[str, int]) -> int:
-    """How many versions the slowest engine is behind: a metric, and an alarm when it keeps growing."""
-    return max((trainer - version for version in engines.values()), default=0)
