@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from src/offbeat/config.py: types and defaults from the models, texts from docstrings.
+"""Writes docs/configuration.md from config/sections.py: types and defaults from the models, texts from docstrings.
 
     python docs/make_configuration.py
 
@@ -16,14 +16,13 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat import config
-from offbeat.config import RECIPES, Config
+from offbeat.config import RECIPES, Config, sections
 
 PAGE = Path(__file__).parent / "configuration.md"
 HEAD = """\
 # Configuration
 
-<!-- Made by docs/make_configuration.py from src/offbeat/config.py. -->
+<!-- Made by docs/make_configuration.py from src/offbeat/config/sections.py. -->
 
 A run is one TOML file. A value comes from, in rising order of precedence: the default, the `recipe`, the file, and
 `key=value` on the command line (`offbeat train run.toml trainer.lr=1e-5 data.0.weight=2`). `offbeat check run.toml`
@@ -51,7 +50,7 @@ def page() -> str:
 def field_texts() -> dict[tuple[str, str], str]:
     """(class, field) → the string under the field."""
     found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(config)).body:
+    for node in ast.parse(inspect.getsource(sections)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, after in zip(node.body, node.body[1:], strict=False):

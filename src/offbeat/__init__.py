@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from offbeat.commands.train import run
     from offbeat.config import Config, load_config
-    from offbeat.training import RunResult, run
+    from offbeat.training import RunResult
 
 __all__ = ["Config", "RunResult", "__version__", "load_config", "run"]
 
@@ -24,8 +25,12 @@ def __getattr__(name: str) -> Any:
         from offbeat import config
 
         return getattr(config, name)
-    if name in ("RunResult", "run"):
-        from offbeat import training
+    if name == "RunResult":
+        from offbeat.training import RunResult
 
-        return getattr(training, name)
+        return RunResult
+    if name == "run":
+        from offbeat.commands.train import run
+
+        return run
     raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

@@ -55,12 +55,12 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a model."""
-    from offbeat import training
+    from offbeat.commands import train as command
     from offbeat.config import load_config
     from offbeat.metrics.display import make_display
 
     loaded = load_config(config, overrides or ())
-    _exit(training.train(loaded, name=config.stem, run_dir=run_dir, display=make_display(quiet=quiet)))
+    _exit(command.train(loaded, name=config.stem, run_dir=run_dir, display=make_display(quiet=quiet)))
 
 
 @app.command()
@@ -70,10 +70,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint."""
-    from offbeat import training
+    from offbeat.commands import train as command
     from offbeat.metrics.display import make_display
 
-    _exit(training.resume(folder, overrides or (), display=make_display(quiet=quiet)))
+    _exit(command.resume(folder, overrides or (), display=make_display(quiet=quiet)))
 
 
 @app.command(name="eval")
@@ -84,10 +84,10 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate a model, or a checkpoint of a run, on the held-out sets of its config."""
-    from offbeat import training
+    from offbeat.commands.evaluate import evaluate_only
     from offbeat.metrics.display import make_display
 
-    training.evaluate_only(target, overrides or (), step=step, display=make_display(quiet=quiet))
+    evaluate_only(target, overrides or (), step=step, display=make_display(quiet=quiet))
 
 
 @app.command()
@@ -97,7 +97,7 @@ def check(
     tokens: Annotated[bool, typer.Option("--tokens", help="Show the token ids of the prompt.")] = False,
 ) -> None:
     """Check a config and its data without starting anything: a prompt, stop ids, batch arithmetic, memory."""
-    from offbeat.check import check as run_check
+    from offbeat.commands.check import check as run_check
     from offbeat.config import load_config
 
     run_check(load_config(config, overrides or ()), tokens=tokens)

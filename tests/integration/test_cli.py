@@ -72,7 +72,11 @@ def train_that_must_not_start(*words: str | Path, cwd: Path) -> Ended:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("the run was begun")
 
-    with mock.patch("offbeat.rpc.worker.Child", never), mock.patch("offbeat.training.start", never):
+    with (
+        mock.patch("offbeat.rpc.worker.Child", never),
+        mock.patch("offbeat.training.start", never),
+        mock.patch("offbeat.commands.evaluate.start", never),
+    ):
         ended = command("train", *words, cwd=cwd)
     assert not (cwd / "runs").exists()
     return ended

@@ -38,7 +38,7 @@ from equivalence_runs import (
 from learning_reward import liked
 from torch import Tensor
 
-from offbeat import training
+from offbeat.commands import train
 from offbeat.metrics.display import SilentDisplay
 from offbeat.testing.consistency import compare, sigmas
 from offbeat.testing.oracle import OracleSample
@@ -308,7 +308,7 @@ def test_an_on_policy_run_continued_from_a_checkpoint_equals_the_run_that_was_no
     shutil.copytree(whole.result.folder, broken)
     for step in range(3, STEPS + 1):
         shutil.rmtree(broken / "checkpoints" / f"step-{step}")
-    result = training.resume(broken, (), display=SilentDisplay())
+    result = train.resume(broken, (), display=SilentDisplay())
     assert not result.interrupted
     assert len(result.history) == STEPS
     assert lasting(lines(broken)) == lasting(lines(whole.result.folder))
@@ -328,7 +328,7 @@ def test_an_interrupted_one_step_run_goes_on_at_lag_zero_and_no_sample_is_lost_o
     assert stopped.result.checkpoint is not None
     assert stopped.result.checkpoint.name == f"step-{done}"
 
-    result = training.resume(stopped.result.folder, (), display=SilentDisplay())
+    result = train.resume(stopped.result.folder, (), display=SilentDisplay())
     assert [record["step"] for record in result.history] == list(range(STEPS))
     lags = [record["staleness_max"] for record in result.history]
     assert lags == [0] + [1] * (done - 1) + [0] + [1] * (STEPS - done - 1)

@@ -38,7 +38,9 @@ LEVELS: tuple[set[str], ...] = (
     {"stages"},
     {"loops", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},
-    {"check", "training"},
+    {"showing"},
+    {"training"},
+    {"commands"},
     {"cli"},
 )
 """From the bottom up. A part imports from lower levels and from itself; parts of one level do not know each other."""

@@ -1,0 +1,1 @@
+"""The commands, one module each; `offbeat.cli` parses and calls them. All may be called from Python."""

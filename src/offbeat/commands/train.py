@@ -1,0 +1,147 @@
+"""`offbeat train`, `offbeat resume`, and `offbeat.run(config)` from Python.
+
+Ctrl-C once: the step at hand is finished and saved; twice: ended now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offbeat.aftermath import aftermath, command, saved
+from offbeat.build import Prepared, prepare
+from offbeat.checkpoint import Checkpoint, CheckpointStore
+from offbeat.config import Config, parse_config, read_toml
+from offbeat.data.prompts import DataPosition
+from offbeat.errors import ConfigError
+from offbeat.host import require_host
+from offbeat.metrics.display import Display, make_display
+from offbeat.metrics.writer import RunFolder
+from offbeat.training import RunResult, train_part
+
+
+def run(
+    config: Config | Mapping[str, Any] | Path | str,
+    *overrides: str,
+    reward: Callable[..., Any] | None = None,
+    run_dir: Path | str | None = None,
+    quiet: bool = False,
+    display: Display | None = None,
+) -> RunResult:
+    """Train; returns when the run has ended.
+
+    Args:
+        config: a `Config`, the plain values of one, or the path of a TOML file.
+        overrides: `"trainer.lr=1e-5"`, as on the command line.
+        reward: a top-level function of a file, used by every `[[data]]` source in place of its `rewards`.
+        run_dir: default `runs/<name>-<time>`.
+        quiet: show results and warnings only.
+        display: what is shown, in place of the terminal's; `SilentDisplay()` shows nothing.
+
+    Raises:
+        ConfigError: before any process was started.
+        RunError: the run failed.
+    """
+    name = Path(config).stem if isinstance(config, str | Path) else "run"
+    if os.environ.get("OFFBEAT_PROCESS"):
+        raise ConfigError(
+            "offbeat.run was called inside a worker of a run: a script that holds a reward function is imported there. "
+            'Put the call under `if __name__ == "__main__":`.'
+        )
+    folder = None if run_dir is None else Path(run_dir)
+    shown = display or make_display(quiet=quiet)
+    return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=shown)
+
+
+def resolve(
+    config: Config | Mapping[str, Any] | Path | str,
+    overrides: Sequence[str] = (),
+    reward: Callable[..., Any] | None = None,
+) -> Config:
+    """The config that a run would use. Raises `ConfigError`."""
+    from offbeat.rewards.functions import function_spec
+
+    if isinstance(config, str | Path):
+        values, folder = read_toml(Path(config)), Path(config).resolve().parent
+    else:
+        values = config.model_dump(mode="json") if isinstance(config, Config) else dict(config)
+        folder = Path.cwd()
+    if reward is not None:
+        rewards = {function_spec(reward): 1.0}
+        values = {**values, "data": [{**section, "rewards": rewards} for section in values.get("data", [])]}
+    return parse_config(values, overrides, folder=folder)
+
+
+def train(config: Config, *, name: str, run_dir: Path | None, display: Display) -> RunResult:
+    """A new run."""
+    prepared = prepare(config)
+    require_host(config)
+    folder = RunFolder.create(name, run_dir=run_dir)
+    with folder.locked():
+        folder.write_config(prepared.config.model_dump(mode="json"))
+        return _run(prepared, folder, display, checkpoint=None)
+
+
+def resume(path: Path, overrides: Sequence[str], *, display: Display) -> RunResult:
+    """Continue a run from its newest complete checkpoint, with the config that it was started with."""
+    folder = RunFolder.open(path)
+    with folder.locked():
+        return _resume(folder, overrides, display)
+
+
+def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> RunResult:
+    path = folder.path
+    config = _resumed_config(folder, overrides, display)
+    checkpoint, skipped = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
+    for sentence in skipped:
+        display.warn(sentence)
+    if checkpoint is None:
+        raise ConfigError(
+            f"{path} has no complete checkpoint to continue from; start it anew with `offbeat train`, and set "
+            "checkpoint.every_steps to save on the way."
+        )
+    if checkpoint.step >= config.steps:
+        raise ConfigError(
+            f"{path} has done all its {config.steps} steps; continue with more: "
+            f"{command('resume', path)} steps={config.steps * 2}."
+        )
+    prepared = prepare(config)
+    require_host(config)
+    prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
+    return _run(prepared, folder, display, checkpoint=checkpoint)
+
+
+def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Display) -> Config:
+    """The run's config with overrides; what they change is said, and what makes another run of it is refused."""
+    old = parse_config(folder.read_config())
+    config = parse_config(folder.read_config(), overrides)
+    before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
+    changed = [key for key in after if after[key] != before[key]]
+    fixed = [key for key in changed if key in ("model", "revision", "init", "seed")]
+    if fixed:
+        raise ConfigError(
+            *(
+                f"{key} = {after[key]!r}: the run has {before[key]!r}, and its checkpoints go with that"
+                for key in fixed
+            ),
+            "start a new run with `offbeat train` to change it.",
+        )
+    if changed:
+        display.warn(f"resumed with other settings than before: {', '.join(changed)}")
+    return config
+
+
+def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:
+    """Raises `RunError`, and `KeyboardInterrupt` when it was told to end now."""
+    steps = prepared.config.steps
+    try:
+        with aftermath(folder, steps=steps):
+            return asyncio.run(train_part(prepared, folder, display, checkpoint))
+    except asyncio.CancelledError:
+        display.warn(f"ended at once; saved: {saved(folder, steps)}")
+        raise KeyboardInterrupt from None
+    finally:
+        display.close()

@@ -1,0 +1,95 @@
+"""From a TOML file and `key=value` overrides to a `Config`; every problem is found in one pass."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from offbeat.config.paths import absolute
+from offbeat.config.problems import sentences
+from offbeat.config.sections import RECIPES, Config, Json
+from offbeat.errors import ConfigError
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply `key=value` overrides. Raises `ConfigError` with every problem found."""
+    return parse_config(read_toml(Path(path)), overrides, folder=Path(path).resolve().parent)
+
+
+def read_toml(path: Path) -> Json:
+    """The plain values of a TOML file. Raises `ConfigError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else "; give the path of a TOML file."
+        raise ConfigError(f"config {path}: no such file{hint}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
+    except IsADirectoryError:
+        run = (path / "config.json").is_file()
+        hint = f"continue a run with `offbeat resume {path}`" if run else "give the path of a TOML file"
+        raise ConfigError(f"config {path}: is a folder; {hint}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
+
+
+def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
+    """Build a config from plain values (as TOML gives them). Relative paths are taken from `folder`."""
+    problems: list[str] = []
+    given = json.loads(json.dumps(raw, default=str))
+    for override in overrides:
+        problem = _apply_override(given, override)
+        if problem:
+            problems.append(problem)
+    recipe = given.get("recipe", "grpo")
+    merged = _merge(RECIPES[recipe], given) if isinstance(recipe, str) and recipe in RECIPES else given
+    try:
+        config = Config.model_validate_json(json.dumps(merged))
+    except ValidationError as error:
+        problems.extend(sentences(error, merged))
+        raise ConfigError(*problems) from None
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from None
+    if problems:
+        raise ConfigError(*problems)
+    return absolute(config, folder or Path.cwd())
+
+
+def _apply_override(values: Json, override: str) -> str | None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        return f"override {override!r}: write key=value, e.g. trainer.lr=1e-5."
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    here: Any = values
+    *parents, last = key.strip().split(".")
+    for part in parents:
+        if isinstance(here, list):
+            if not part.isdigit() or int(part) >= len(here):
+                return f"override {override!r}: {part!r} is not one of the {len(here)} entries (0 to {len(here) - 1})."
+            here = here[int(part)]
+        else:
+            here = here.setdefault(part, {})
+        if not isinstance(here, dict | list):
+            return f"override {override!r}: {part!r} is not a section."
+    if isinstance(here, list):
+        return f"override {override!r}: name the entry, e.g. {'.'.join(parents)}.0.{last}={text}."
+    here[last] = value
+    return None
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Json:
+    merged: Json = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

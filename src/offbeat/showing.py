@@ -1,0 +1,59 @@
+"""What the display is told of a system: what is known before it starts, and what its workers are at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from offbeat.build import Prepared, System
+from offbeat.metrics.display import Display
+from offbeat.metrics.status import Activity, Header, batch_arithmetic
+
+ACTIVITY_S = 0.25
+
+
+def header(prepared: Prepared) -> Header:
+    """What is known before anything starts."""
+    config = prepared.config
+    arithmetic = batch_arithmetic(
+        prompts=config.prompts_per_step,
+        samples_per_prompt=config.samples_per_prompt,
+        updates=config.updates_per_step,
+        epochs=config.epochs_per_batch,
+        max_staleness=config.max_staleness,
+    )
+    dropped = sum(source.dropped for source in prepared.prompts.sources)
+    epoch = prepared.prompts.rows / config.prompts_per_step
+    rows = (
+        ("model", f"{Path(config.model).name} · {prepared.model.model_type} · init {config.init}"),
+        ("engines", f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype}"),
+        ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
+        ("batch", arithmetic),
+    )
+    return Header(title=Path(config.model).name, rows=rows, steps=config.steps)
+
+
+@contextlib.asynccontextmanager
+async def activity(system: System, display: Display) -> AsyncGenerator[None]:
+    """Tells the display what goes on, from the workers' heartbeats."""
+
+    async def tell() -> None:
+        while True:
+            busy = [worker for worker in system.engine_workers if worker.pending_calls]
+            trainer = system.trainer_worker
+            display.activity(
+                Activity(
+                    tokens=round(sum(w.progress.counters.get("tokens", 0) for w in busy)) if busy else None,
+                    note=f"training: {trainer.progress.note}" if trainer.pending_calls else "",
+                )
+            )
+            await asyncio.sleep(ACTIVITY_S)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
