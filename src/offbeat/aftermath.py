@@ -79,7 +79,7 @@ def _with_notes(error: Exception, folder: RunFolder, steps: int | None) -> Excep
 
 def saved(folder: RunFolder, steps: int) -> str:
     """`step 12 of 80; continue with: offbeat resume RUN`, or that there is nothing."""
-    newest = CheckpointStore(folder.checkpoints, keep_last=1).newest_step()
+    newest = CheckpointStore(folder.checkpoints).newest_step()
     if newest is None:
         return "nothing yet (checkpoint.every_steps says how often a run is saved)"
     if newest >= steps:

@@ -1,5 +1,6 @@
 """Checkpoints that are whole or not there.
 
+    checkpoints/superseded-…-step-9/ of a line that was given up for an earlier checkpoint; never read
     checkpoints/.writing-step-12/    being written: never read, removed by the next save
     checkpoints/step-12/             complete: it has `complete.json`, written last, before the rename
         trainer-0/…                  the rank's own files
@@ -8,7 +9,7 @@
 
 The controller alone completes and prunes; trainer ranks only write into the folder they are given. Saving happens at
 the end of a step, when nothing of that step is in flight. Older checkpoints are removed only after a newer one is
-complete, and only folders that carry our completion record.
+complete, and only folders that carry our completion record; which of them stay is the pure function `retained`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import hashlib
 import os
 import re
 import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from offbeat.errors import RunError
+from offbeat.errors import ConfigError, RunError
 from offbeat.faults import point
+from offbeat.metrics.best import best
 
 FORMAT = "offbeat-checkpoint/1"
 _NAME = re.compile(r"^step-(\d+)$")
@@ -50,6 +55,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the prompts: resuming with other data would silently train other rows."""
     elapsed_s: float
     """Seconds of training so far, earlier parts of the run included."""
+    journal: int | None = None
+    """Bytes of the journal when it was made; None: of a run that kept none."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -61,12 +68,33 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return self.state.next_step
 
 
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay when a newer one is complete."""
+
+    last: int = 1
+    """The newest so many."""
+    every: int = 0
+    """Those of a step that is a multiple of this; 0: none for that reason."""
+
+
+def retained(steps: Collection[int], retention: Retention, scores: Mapping[int, float]) -> set[int]:
+    """The steps of the checkpoints that stay: the last ones, every n-th, and the one with the highest score.
+
+    `scores` has the evaluated steps only. Of equal scores the earlier one wins, so that a plateau copies nothing.
+    """
+    ordered = sorted(steps)
+    kept = set(ordered[-retention.last :])
+    kept |= {step for step in ordered if retention.every and step % retention.every == 0}
+    winner = best({step: scores[step] for step in ordered if step in scores})
+    return kept if winner is None else kept | {winner}
+
+
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, *, keep_last: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._keep_last = keep_last
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into. What an earlier, unfinished save left is removed."""
@@ -78,7 +106,7 @@ class CheckpointStore:
         return folder
 
     def commit(self, writing: Path, state: State) -> Checkpoint:
-        """Make it visible: record every file, flush to disk, rename; then prune older ones."""
+        """Make it visible: record every file, flush to disk, rename."""
         final = self._folder / f"step-{state.next_step}"
         with contextlib.suppress(RunError):
             saved = open_checkpoint(final)  # saved already: a state is a function of its step
@@ -94,7 +122,6 @@ class CheckpointStore:
             shutil.rmtree(final)  # not complete, or the check above would have found it
         writing.rename(final)
         _sync_path(self._folder)
-        self._prune(keep=final)
         return Checkpoint(final, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
@@ -107,9 +134,33 @@ class CheckpointStore:
                 skipped.append(f"skipped {folder.name}: {error}")
         return None, skipped
 
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of a step. Raises `ConfigError` when it is not there or not whole, with those there are."""
+        path = self._folder / f"step-{step}"
+        there = ", ".join(map(str, self.steps())) or "none"
+        try:
+            return open_checkpoint(path)
+        except RunError as error:
+            what = f"cannot be used: {error}" if path.exists() else f"is not in {self._folder}"
+            raise ConfigError(f"the checkpoint of step {step} {what}; saved are {there}.") from error
+
     def newest_step(self) -> int | None:
         """Of the newest checkpoint that has a completion record; its files are not read."""
-        return next((int(p.name[5:]) for p in self._newest_first() if (p / "complete.json").is_file()), None)
+        return next((_step(path) for path in self._newest_first() if _has_record(path)), None)
+
+    def steps(self) -> list[int]:
+        """Of all checkpoints that have a completion record, in order; their files are not read."""
+        return sorted(_step(path) for path in self._newest_first() if _has_record(path))
+
+    def folders(self) -> list[Path]:
+        """`step-<n>` folders, oldest first, whole or not."""
+        return self._newest_first()[::-1]
+
+    def set_aside(self, after: int) -> list[Path]:
+        """Renames the folders of later steps to `superseded-<time>-step-<n>`: another line goes on from `after`."""
+        mark = time.strftime("superseded-%Y%m%d-%H%M%S")
+        later = [folder for folder in self.folders() if _step(folder) > after and not folder.is_symlink()]
+        return [folder.rename(folder.with_name(f"{mark}-{folder.name}")) for folder in later]
 
     def _newest_first(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -117,17 +168,21 @@ class CheckpointStore:
         named = [(int(m[1]), p) for p in self._folder.iterdir() if (m := _NAME.match(p.name)) and p.is_dir()]
         return [folder for _, folder in sorted(named, reverse=True)]
 
-    def _prune(self, keep: Path) -> None:
-        ours = [
-            folder
-            for folder in self._newest_first()
-            if not folder.is_symlink() and (folder / "complete.json").is_file()
-        ]
-        for folder in ours[self._keep_last :]:
-            if folder != keep:
-                # The record goes first: a removal that is cut short leaves no folder that looks complete.
-                (folder / "complete.json").unlink()
-                shutil.rmtree(folder)
+    def prune(self, retention: Retention, scores: Mapping[int, float]) -> None:
+        """Removes what is not `retained`. Call it after a commit: folders without our record are never touched."""
+        ours = {_step(path): path for path in self._newest_first() if not path.is_symlink() and _has_record(path)}
+        for step in ours.keys() - retained(ours.keys(), retention, scores):
+            # The record goes first: a removal that is cut short leaves no folder that looks complete.
+            (ours[step] / "complete.json").unlink()
+            shutil.rmtree(ours[step])
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _has_record(path: Path) -> bool:
+    return (path / "complete.json").is_file()
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

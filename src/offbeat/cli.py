@@ -29,6 +29,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override config keys, e.g. trainer.lr=1e-5.")
 ]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only.")]
 
 
@@ -65,15 +66,16 @@ def train(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: RunPath,
     overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to continue from; default: the newest.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint."""
     from offbeat.commands import train as command
     from offbeat.metrics.display import make_display
 
-    _exit(command.resume(folder, overrides or (), display=make_display(quiet=quiet)))
+    _exit(command.resume(folder, overrides or (), step=step, display=make_display(quiet=quiet)))
 
 
 @app.command(name="eval")
@@ -101,6 +103,15 @@ def check(
     from offbeat.config import load_config
 
     run_check(load_config(config, overrides or ()), tokens=tokens)
+
+
+@app.command()
+def audit(folder: RunPath) -> None:
+    """Prove from a run's files that every sample was trained once or dropped for a reason. Exit 1: it was not so."""
+    from offbeat.commands.audit import audit as run_audit
+
+    if run_audit(folder).problems:
+        raise typer.Exit(1)
 
 
 def _exit(result: RunResult) -> None:

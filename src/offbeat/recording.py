@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from offbeat import staleness
-from offbeat.checkpoint import Checkpoint, CheckpointStore, State
+from offbeat.checkpoint import Checkpoint, CheckpointStore, Retention, State
 from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult, EvalSet, evaluate
+from offbeat.journal import Journal
+from offbeat.metrics import best
 from offbeat.metrics.display import Display
 from offbeat.metrics.records import evaluation_record, step_record
 from offbeat.metrics.samples import sample_objects
@@ -139,6 +141,9 @@ class RunSaver:
     trainer: Trainer
     write_tokenizer: Callable[[Path], object]
     """Puts the tokenizer beside the saved model, so that the folder is one that transformers can use."""
+    journal: Journal
+    history: Sequence[Mapping[str, Any]]
+    """The records so far: which checkpoint is the best."""
     data: str
     started_s: float
     elapsed_before_s: float = 0.0
@@ -154,6 +159,8 @@ class RunSaver:
         try:
             writing = await asyncio.to_thread(self.store.begin, next_step)
             self.saved = (await self._write(writing, next_step, version)).folder
+            self.journal.saved(next_step)
+            await asyncio.to_thread(self._prune)
         except Exception as error:
             if writing is not None:  # a full disk is freed again
                 await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
@@ -172,5 +179,11 @@ class RunSaver:
             seed=self.config.seed,
             data=self.data,
             elapsed_s=self.elapsed_before_s + time.monotonic() - self.started_s,
+            journal=self.journal.mark(),
         )
         return await asyncio.to_thread(self.store.commit, writing, state)
+
+    def _prune(self) -> None:
+        section = self.config.checkpoint
+        values = {} if section.best is None else best.scores(self.history, section.best)
+        self.store.prune(Retention(section.keep_last, section.keep_every), values)

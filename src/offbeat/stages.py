@@ -22,7 +22,7 @@ from offbeat.errors import RunError
 from offbeat.metrics.spans import Timeline
 from offbeat.ports import Engine, Prompts, Reward, SyncReport, Trainer, WeightSync
 from offbeat.rpc.messages import UpdateResult
-from offbeat.types import Batch, GenerateRequest, Prompt, Sampling, Scored, sample_seed
+from offbeat.types import Batch, GenerateRequest, Prompt, Rollout, Sampling, Scored, sample_seed
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,18 @@ class Recorder(Protocol):
     def trained(self, trained: Trained) -> None: ...
 
 
+class SampleJournal(Protocol):
+    """Hears what becomes of every sample; `offbeat.journal.Journal` writes it down."""
+
+    def issued(self, step: int, requests: Sequence[GenerateRequest]) -> None: ...
+
+    def generated(self, step: int, rollouts: Sequence[Rollout]) -> None: ...
+
+    def rewarded(self, step: int, scored: Sequence[Scored]) -> None: ...
+
+    def trained(self, step: int, scored: Sequence[Scored], batch: Batch, update: UpdateResult) -> None: ...
+
+
 class Evaluations(Protocol):
     def due(self, version: int) -> bool: ...
 
@@ -82,6 +94,7 @@ class RunStages:
     evaluations: Evaluations
     saver: Saver
     recorder: Recorder
+    journal: SampleJournal
     timeline: Timeline
     remaining: range
     """The steps to do."""
@@ -126,11 +139,14 @@ class RunStages:
     async def sample(self, step: int) -> Sampled:
         prompts = self.prompts.batch(step)
         requests = generate_requests(prompts, self.config.samples_per_prompt, self.config.seed)
+        self.journal.issued(step, requests)
         with self.timeline.span("engines", "generate", step=step):
             rollouts = await self.engine.generate(requests, self.sampling)
+        self.journal.generated(step, rollouts)
         by_rollout = [prompt for prompt in prompts for _ in range(self.config.samples_per_prompt)]
         with self.timeline.span("rewards", "reward", step=step):
             scored = await self.reward.score(rollouts, by_rollout)
+        self.journal.rewarded(step, scored)
         batch, batch_metrics = make_batch(
             step,
             scored,
@@ -153,6 +169,7 @@ class RunStages:
             )
         trained = Trained(step, self.version, sampled.scored, sampled.batch, sampled.batch_metrics, update)
         self.version = update.weights_version
+        self.journal.trained(step, sampled.scored, sampled.batch, update)
         self.recorder.trained(trained)
         if self.saver.due(step + 1) or self.stopping:
             with self.timeline.span("controller", "save", step=step):

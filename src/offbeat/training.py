@@ -20,6 +20,7 @@ from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult
 from offbeat.interrupt import Interrupt
+from offbeat.journal import Journal, open_journal
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
@@ -57,21 +58,26 @@ async def train_part(
     history = [record for record in recorded if record["step"] < first]
     # A line that is written anew held these points: they are measured again.
     again = any(record["step"] == first and any(key.startswith("eval/") for key in record) for record in recorded)
+    resumed_at = None if checkpoint is None else (first, checkpoint.state.journal)
     interrupt = Interrupt(asyncio.current_task(), display.warn)
     with (
         interrupt.installed(),
         metrics_file(folder, next_step=first) as metrics,
         samples_file(folder, next_step=first) as samples,
+        open_journal(folder.journal, resumed_at=resumed_at) as journal,
     ):
         display.begin(header(prepared), history)
         display.phase("starting processes")
         async with start(prepared, folder) as system:
             timeline = Timeline()
             recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
-            stages = _stages(prepared, system, folder, recorder, checkpoint, evaluate_first=again, started_s=started_s)
+            stages = _stages(
+                prepared, system, folder, recorder, journal, checkpoint, evaluate_first=again, started_s=started_s
+            )
 
             async def main() -> None:
                 await _bring_to_start(prepared, system, checkpoint, display, recorder)
+                _leave_other_line(folder, checkpoint, display)
                 folder.write_config(prepared.config.model_dump(mode="json"))
                 interrupt.finish = stages.stop
                 display.phase("first weight sync")
@@ -94,6 +100,7 @@ def _stages(
     system: System,
     folder: RunFolder,
     recorder: RunRecorder,
+    journal: Journal,
     checkpoint: Checkpoint | None,
     *,
     evaluate_first: bool,
@@ -119,18 +126,28 @@ def _stages(
         ),
         saver=RunSaver(
             config,
-            CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last),
+            CheckpointStore(folder.checkpoints),
             system.trainer,
             write_tokenizer=lambda path: prepared.tokenizer.save_pretrained(str(path)),
+            journal=journal,
+            history=recorder.history,
             data=prepared.prompts.fingerprint(),
             started_s=started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
         ),
         recorder=recorder,
+        journal=journal,
         timeline=recorder.timeline,
         remaining=range(first, config.steps),
         version=version,
     )
+
+
+def _leave_other_line(folder: RunFolder, checkpoint: Checkpoint | None, display: Display) -> None:
+    """Once the older checkpoint is loaded, those after it are of a line that is given up."""
+    if checkpoint is not None:
+        for path in CheckpointStore(folder.checkpoints).set_aside(checkpoint.step):
+            display.warn(f"a checkpoint that is not continued is now {path.name}; remove it if you like")
 
 
 async def _bring_to_start(

@@ -166,6 +166,11 @@ def run_length(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
+def pass_at(samples: int) -> tuple[int, ...]:
+    """The k of the pass@k that an evaluation with so many samples a prompt reports: 1, 2, 4, … and `samples` itself."""
+    return tuple(sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples}))
+
+
 def sample_seed(run_seed: int, prompt_id: str, sample_index: int, epoch: int) -> int:
     """The seed of one sample: a hash of its identity, equal on every machine and in every process (63 bits)."""
     import hashlib

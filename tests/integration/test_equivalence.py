@@ -39,7 +39,9 @@ from learning_reward import liked
 from torch import Tensor
 
 from offbeat.commands import train
+from offbeat.commands.audit import examine
 from offbeat.metrics.display import SilentDisplay
+from offbeat.metrics.writer import RunFolder
 from offbeat.testing.consistency import compare, sigmas
 from offbeat.testing.oracle import OracleSample
 from offbeat.testing.reference import (
@@ -313,6 +315,9 @@ def test_an_on_policy_run_continued_from_a_checkpoint_equals_the_run_that_was_no
     assert len(result.history) == STEPS
     assert lasting(lines(broken)) == lasting(lines(whole.result.folder))
     assert lines(broken, "samples.jsonl") == lines(whole.result.folder, "samples.jsonl")
+    found = examine(RunFolder.open(broken))
+    assert (found.problems, found.account.unended) == ([], {})
+    assert (found.account.resumes, found.account.done_again) == ([2], STEPS - 2)
     assert result.checkpoint is not None
     assert largest_difference(weights_of(result.checkpoint), whole.weights()) == 0.0
     # The optimizer's moments as well.
@@ -332,6 +337,9 @@ def test_an_interrupted_one_step_run_goes_on_at_lag_zero_and_no_sample_is_lost_o
     assert [record["step"] for record in result.history] == list(range(STEPS))
     lags = [record["staleness_max"] for record in result.history]
     assert lags == [0] + [1] * (done - 1) + [0] + [1] * (STEPS - done - 1)
+    account = examine(RunFolder.open(result.folder)).account
+    assert (account.problems, account.unended, account.lost, account.resumes) == ([], {}, 0, [done])
+    assert account.issued == STEPS * PROMPTS * SAMPLES
     found = [(line["step"], line["prompt_id"], line["sample_index"]) for line in lines(result.folder, "samples.jsonl")]
     assert found == [
         (step, f"rows/{row}", index)

@@ -39,7 +39,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 def saved_steps(run: Path) -> int:
     """Of the newest checkpoint, every file of which has been checked. 0: there is none."""
-    checkpoint, skipped = CheckpointStore(run / "checkpoints", keep_last=1).latest()
+    checkpoint, skipped = CheckpointStore(run / "checkpoints").latest()
     assert skipped == []
     return checkpoint.step if checkpoint else 0
 
@@ -103,6 +103,9 @@ def test_a_run_whose_engine_died_is_continued(project: Path, tmp_path: Path) -> 
     assert resumed.code == 0, resumed.told
     assert steps_of(run) == [0, 1, 2]
     assert saved_steps(run) == 3
+    audited = command("audit", run)
+    assert audited.code == 0, audited.told
+    assert "lost 0 · trained twice 0" in audited.out
 
 
 @pytest.mark.parametrize(

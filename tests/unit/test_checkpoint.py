@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbeat import checkpoint as module
-from offbeat.checkpoint import Checkpoint, CheckpointStore, State, open_checkpoint
+from offbeat.checkpoint import Checkpoint, CheckpointStore, Retention, State, open_checkpoint, retained
 from offbeat.errors import RunError
 
 
@@ -18,17 +18,19 @@ def state(step: int) -> State:
     return State(next_step=step, weights_version=step, seed=0, data="d", elapsed_s=1.0)
 
 
-def save(store: CheckpointStore, step: int, text: str = "weights") -> Checkpoint:
+def save(store: CheckpointStore, step: int, text: str = "weights", *, keep_last: int = 99) -> Checkpoint:
     writing = store.begin(step)
     (writing / "trainer-0").mkdir()
     (writing / "trainer-0" / "model.bin").write_text(f"{text} {step}")
-    return store.commit(writing, state(step))
+    checkpoint = store.commit(writing, state(step))
+    store.prune(Retention(keep_last), {})
+    return checkpoint
 
 
 def test_the_newest_complete_checkpoint_is_found_and_older_ones_are_pruned_after_it_B047(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep_last=2)
+    store = CheckpointStore(tmp_path)
     for step in (1, 2, 10):
-        save(store, step)
+        save(store, step, keep_last=2)
     found, skipped = store.latest()
     assert found is not None
     assert (found.step, skipped) == (10, [])
@@ -41,9 +43,9 @@ def test_foreign_folders_and_files_are_left_alone_B047(tmp_path: Path) -> None:
     (tmp_path / "step-9").mkdir()  # ours by name, but without our record
     (tmp_path / "step-8").symlink_to(tmp_path / "step_10_backup")
     (tmp_path / "notes.txt").write_text("mine")
-    store = CheckpointStore(tmp_path, keep_last=1)
+    store = CheckpointStore(tmp_path)
     for step in (11, 12):
-        save(store, step)
+        save(store, step, keep_last=1)
     assert {p.name for p in tmp_path.iterdir()} == {"step_10_backup", "step-9", "step-8", "notes.txt", "step-12"}
 
 
@@ -61,7 +63,7 @@ def test_foreign_folders_and_files_are_left_alone_B047(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_skipped_by_name_and_the_one_before_is_used_B016(
     tmp_path: Path, damage: object, says: str
 ) -> None:
-    store = CheckpointStore(tmp_path, keep_last=3)
+    store = CheckpointStore(tmp_path)
     save(store, 1)
     broken = save(store, 2).folder
     assert callable(damage)
@@ -75,12 +77,11 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_the_one_before_is_used_B016
 
 
 @pytest.mark.parametrize("fault", ["controller.save", "controller.before_rename"])
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, fault: str, keep: int) -> None:
+def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, fault: str) -> None:
     """A process of its own saves step 1 and is killed while it completes step 2."""
     program = (
         "import sys; from pathlib import Path; from offbeat.checkpoint import CheckpointStore, State\n"
-        f"store = CheckpointStore(Path(sys.argv[1]), keep_last={keep})\n"
+        "store = CheckpointStore(Path(sys.argv[1]))\n"
         "for step in (1, 2):\n"
         "    w = store.begin(step); (w / 'model.bin').write_text(f'weights {step}')\n"
         "    store.commit(w, State(next_step=step, weights_version=step, seed=0, data='d', elapsed_s=0.0))\n"
@@ -89,7 +90,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, f
         [sys.executable, "-c", program, str(tmp_path)], env={"OFFBEAT_FAULTS": f"{fault}=kill@2"}, check=False
     )
     assert result.returncode == -9
-    store = CheckpointStore(tmp_path, keep_last=keep)
+    store = CheckpointStore(tmp_path)
     found, skipped = store.latest()
     assert found is not None
     assert (found.step, skipped) == (1, [])
@@ -101,7 +102,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, f
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_B047(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(tmp_path, keep_last=1)
+    store = CheckpointStore(tmp_path)
     save(store, 1)
 
     def full(path: Path, data: bytes) -> None:
@@ -116,7 +117,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_B047(tmp_path: Path, monkeypat
 
 
 def test_saving_the_same_step_again_keeps_what_is_there_whole(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep_last=1)
+    store = CheckpointStore(tmp_path)
     first = save(store, 3)
     again = save(store, 3, text="other")
     assert again.folder == first.folder
@@ -125,8 +126,39 @@ def test_saving_the_same_step_again_keeps_what_is_there_whole(tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_another_format_is_refused_with_both_names(tmp_path: Path) -> None:
-    folder = save(CheckpointStore(tmp_path, keep_last=1), 1).folder
+    folder = save(CheckpointStore(tmp_path), 1).folder
     record = (folder / "complete.json").read_text().replace("offbeat-checkpoint/1", "offbeat-checkpoint/9")
     (folder / "complete.json").write_text(record)
     with pytest.raises(RunError, match=r"offbeat-checkpoint/9.*offbeat-checkpoint/1"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("retention", "scores", "kept"),
+    [
+        (Retention(1), {}, {10}),
+        (Retention(2), {}, {8, 10}),
+        (Retention(99), {}, {2, 4, 6, 8, 10}),
+        (Retention(1, every=4), {}, {4, 8, 10}),
+        (Retention(1), {2: 0.1, 6: 0.9, 8: 0.5}, {6, 10}),
+        (Retention(1), {4: 0.9, 6: 0.9}, {4, 10}),
+        (Retention(1), {5: 2.0, 6: 0.9}, {6, 10}),
+        (Retention(2, every=6), {2: 1.0}, {2, 6, 8, 10}),
+    ],
+)
+def test_the_last_ones_every_nth_and_the_best_stay(
+    retention: Retention, scores: dict[int, float], kept: set[int]
+) -> None:
+    assert retained([2, 4, 6, 8, 10], retention, scores) == kept
+
+
+def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_there(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    scores: dict[int, float] = {}
+    there: list[list[int]] = []
+    for step, score in ((1, 0.2), (2, 0.5), (3, 0.4), (4, 0.3), (5, 0.7), (6, 0.1)):
+        save(store, step)
+        store.prune(Retention(1), scores)  # the score of a step is known after it was saved
+        scores[step] = score
+        there.append(store.steps())
+    assert there == [[1], [1, 2], [2, 3], [2, 4], [2, 5], [5, 6]]

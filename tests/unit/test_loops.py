@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 from offbeat import loops
 from offbeat.config import Config, parse_config
 from offbeat.errors import RunError, WeightSyncError
+from offbeat.journal import Journal, account, events_of
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
 from offbeat.metrics.spans import Timeline
@@ -33,6 +35,7 @@ class Recorded:
     evaluated: list[int] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     weights: FakeWeightSync | None = None
+    journal: io.BytesIO = field(default_factory=io.BytesIO)
     elapsed_s: float = 0.0
 
     def synced(self, report: SyncReport) -> None:
@@ -105,6 +108,9 @@ def run(
     into = Recorded(world)
     engine = FakeEngine(world, refuse_stale=refuse_stale)
     into.weights = FakeWeightSync(world, [engine])
+    journal = Journal(into.journal)
+    if first:
+        journal.resumed(first, None, ())
     stages = RunStages(
         config=make_config(max_staleness),
         sampling=Sampling(max_new_tokens=4),
@@ -116,6 +122,7 @@ def run(
         evaluations=_Evaluations(into, engine),
         saver=_Saver(into),
         recorder=_Recorder(into),
+        journal=journal,
         timeline=Timeline(),
         remaining=range(first, STEPS),
         version=first,
@@ -162,6 +169,9 @@ def check(into: Recorded, max_staleness: int, first: int = 0) -> None:
     assert lags == [0] + [max_staleness] * (len(steps) - 1)
     assert all(len(scored.rollout.versions) == 1 for step in into.trained for scored in step.scored)
     assert into.evaluated == [v for v in range(first, STEPS + 1) if v % 2 == 0 or v == STEPS]
+    told = account(events_of(into.journal.getvalue()))
+    assert (told.problems, told.unended) == ([], {})
+    assert sorted(told.trained_at.values()) == sorted(step for step in steps for _ in range(8))
     # generate 1.0 (+ reward 0.05), train 1.0, sync 0.1, eval 0.1 where due, save 0.01
     evaluations = 0.1 * len(into.evaluated)
     if max_staleness == 0:
@@ -233,6 +243,7 @@ def test_a_failure_while_sampling_ends_the_loop_at_once_even_during_training() -
         evaluations=_Evaluations(into, engine),
         saver=_Saver(into),
         recorder=_Recorder(into),
+        journal=Journal(into.journal),
         timeline=Timeline(),
         remaining=range(STEPS),
         version=0,

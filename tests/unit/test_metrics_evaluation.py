@@ -16,9 +16,9 @@ from sample_values import scored
 
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalSet, evaluate
-from offbeat.metrics.evaluation import mean_with_error, pass_at_k, powers_up_to, summarize
+from offbeat.metrics.evaluation import mean_with_error, pass_at_k, summarize
 from offbeat.rpc.messages import EngineDescription, PauseCall
-from offbeat.types import GenerateRequest, Prompt, Rollout, Sampling, Scored, run_length, sample_seed
+from offbeat.types import GenerateRequest, Prompt, Rollout, Sampling, Scored, pass_at, run_length, sample_seed
 
 
 @settings(deadline=None)
@@ -101,7 +101,7 @@ def test_one_prompt_has_no_error() -> None:
 
 
 def test_the_reported_k_are_powers_of_two_and_the_number_of_samples() -> None:
-    assert [powers_up_to(n) for n in (1, 2, 4, 6, 8)] == [(1,), (1, 2), (1, 2, 4), (1, 2, 4, 6), (1, 2, 4, 8)]
+    assert [pass_at(n) for n in (1, 2, 4, 6, 8)] == [(1,), (1, 2), (1, 2, 4), (1, 2, 4, 6), (1, 2, 4, 8)]
 
 
 def test_a_missing_sample_is_an_error_not_another_average() -> None:

@@ -66,7 +66,7 @@ def batch(masks: list[list[int]]) -> Batch:
 
 
 def update(**metrics: float) -> UpdateResult:
-    return UpdateResult(metrics=metrics, weights_version=5, optimizer_updates=9, skipped_updates=1, busy_s=1.0)
+    return UpdateResult(metrics=metrics, weights_version=5, optimizer_updates=9, skipped=(0,), busy_s=1.0)
 
 
 WINDOW = Window(

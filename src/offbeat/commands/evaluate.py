@@ -10,9 +10,9 @@ from pathlib import Path
 
 from offbeat.aftermath import aftermath
 from offbeat.build import Prepared, prepare, start
-from offbeat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
-from offbeat.config import Config, load_config, parse_config
-from offbeat.errors import ConfigError, RunError
+from offbeat.checkpoint import Checkpoint, CheckpointStore
+from offbeat.config import load_config, parse_config
+from offbeat.errors import ConfigError
 from offbeat.evaluate import EvalResult, evaluate
 from offbeat.host import require_host
 from offbeat.interrupt import Interrupt
@@ -30,7 +30,7 @@ def evaluate_only(
     if target.is_dir():
         folder = RunFolder.open(target)
         config = parse_config(folder.read_config(), overrides)
-        checkpoint = _checkpoint_of(folder, config, step)
+        checkpoint = _checkpoint_of(folder, step)
     elif step is not None:
         raise ConfigError(f"--step {step} is for the folder of a run, and {target} is none; leave it out.")
     elif not target.exists():
@@ -55,18 +55,11 @@ def evaluate_only(
     return results
 
 
-def _checkpoint_of(folder: RunFolder, config: Config, step: int | None) -> Checkpoint:
+def _checkpoint_of(folder: RunFolder, step: int | None) -> Checkpoint:
+    store = CheckpointStore(folder.checkpoints)
     if step is not None:
-        try:
-            return open_checkpoint(folder.checkpoints / f"step-{step}")
-        except RunError as error:
-            there = sorted(int(p.name[5:]) for p in folder.checkpoints.glob("step-*") if p.name[5:].isdigit())
-            if step not in there:
-                raise ConfigError(
-                    f"there is no checkpoint of step {step} in {folder.path}; saved are {there}."
-                ) from error
-            raise ConfigError(f"the checkpoint of step {step} cannot be used: {error}; saved are {there}.") from error
-    checkpoint, _ = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
+        return store.at(step)
+    checkpoint, _ = store.latest()
     if checkpoint is None:
         raise ConfigError(f"{folder.path} has no complete checkpoint to evaluate.")
     return checkpoint

@@ -85,19 +85,20 @@ def train(config: Config, *, name: str, run_dir: Path | None, display: Display) 
         return _run(prepared, folder, display, checkpoint=None)
 
 
-def resume(path: Path, overrides: Sequence[str], *, display: Display) -> RunResult:
-    """Continue a run from its newest complete checkpoint, with the config that it was started with."""
+def resume(path: Path, overrides: Sequence[str], *, display: Display, step: int | None = None) -> RunResult:
+    """Continue a run from its newest complete checkpoint, or that of `step`, with the config it was started with.
+
+    Checkpoints after `step` are set aside by another name: what is trained now is another line.
+    """
     folder = RunFolder.open(path)
     with folder.locked():
-        return _resume(folder, overrides, display)
+        return _resume(folder, overrides, display, step)
 
 
-def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> RunResult:
+def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step: int | None) -> RunResult:
     path = folder.path
     config = _resumed_config(folder, overrides, display)
-    checkpoint, skipped = CheckpointStore(folder.checkpoints, keep_last=config.checkpoint.keep_last).latest()
-    for sentence in skipped:
-        display.warn(sentence)
+    checkpoint = _start_of(CheckpointStore(folder.checkpoints), step, display)
     if checkpoint is None:
         raise ConfigError(
             f"{path} has no complete checkpoint to continue from; start it anew with `offbeat train`, and set "
@@ -114,12 +115,21 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display) -> Ru
     return _run(prepared, folder, display, checkpoint=checkpoint)
 
 
+def _start_of(store: CheckpointStore, step: int | None, display: Display) -> Checkpoint | None:
+    if step is not None:
+        return store.at(step)
+    checkpoint, skipped = store.latest()
+    for sentence in skipped:
+        display.warn(sentence)
+    return checkpoint
+
+
 def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Display) -> Config:
     """The run's config with overrides; what they change is said, and what makes another run of it is refused."""
     old = parse_config(folder.read_config())
     config = parse_config(folder.read_config(), overrides)
     before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
-    changed = [key for key in after if after[key] != before[key]]
+    changed = changed_keys(before, after)
     fixed = [key for key in changed if key in ("model", "revision", "init", "seed")]
     if fixed:
         raise ConfigError(
@@ -132,6 +142,18 @@ def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Displa
     if changed:
         display.warn(f"resumed with other settings than before: {', '.join(changed)}")
     return config
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Dotted keys whose values differ; a list of sections is one key."""
+    changed: list[str] = []
+    for key in after:
+        old, new = before.get(key), after[key]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changed += [f"{key}.{inner}" for inner in changed_keys(old, new)]
+        elif old != new:
+            changed.append(key)
+    return changed
 
 
 def _run(prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> RunResult:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from offbeat.errors import ConfigError
-from offbeat.types import Sampling
+from offbeat.types import Sampling, pass_at
 
 Json: TypeAlias = dict[str, Any]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -233,6 +234,11 @@ class CheckpointSection(Section):
     every_steps: Index = 0
     """0: at the end (and when interrupted) only."""
     keep_last: Count = 2
+    """The newest so many stay."""
+    keep_every: Index = 0
+    """Those of every n-th step stay, too; 0: none for that reason."""
+    best: Text | None = None
+    """An evaluation, `<set>` or `<set>/avg@k` or `<set>/pass@k`: the checkpoint with its highest value stays, too."""
 
 
 class LimitsSection(Section):
@@ -290,7 +296,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        problems = [*_batch_problems(self), *_data_problems(self), *_host_problems(self.weights.host)]
+        problems = [
+            *_batch_problems(self),
+            *_data_problems(self),
+            *_checkpoint_problems(self),
+            *_host_problems(self.weights.host),
+        ]
         if problems:
             raise ConfigError(*problems)
         return self
@@ -324,6 +335,39 @@ def _data_problems(config: Config) -> list[str]:
         if section.system is not None and section.format == "text":
             problems.append(f'data.{section.name}.system: only for format = "chat"; remove it or change the format.')
     return problems
+
+
+def _checkpoint_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    section = config.checkpoint
+    if section.keep_every and section.every_steps and section.keep_every % section.every_steps:
+        problems.append(
+            f"checkpoint.keep_every = {section.keep_every} is no multiple of checkpoint.every_steps = "
+            f"{section.every_steps}: most of those steps are never saved; use a multiple."
+        )
+    if section.best is None:
+        return problems
+    name, _, metric = section.best.partition("/")
+    sets = {one.name: one for one in config.eval}
+    if name not in sets:
+        there = f"the sets are {', '.join(sets)}" if sets else "there is no [[eval]] set; add one"
+        return [*problems, f"checkpoint.best = {section.best!r}: no [[eval]] set is named {name!r}; {there}."]
+    known = eval_metrics(sets[name].samples_per_prompt)
+    if metric and metric not in known:
+        problems.append(f"checkpoint.best = {section.best!r}: {name} has {', '.join(known)}; name one of them.")
+    every = sets[name].every_steps
+    if not (section.every_steps and every and math.lcm(section.every_steps, every) < config.steps):
+        problems.append(
+            f"checkpoint.best = {section.best!r}: no step before the last is both saved (checkpoint.every_steps = "
+            f"{section.every_steps}) and evaluated (eval.{name}.every_steps = {every}); make one a multiple of the "
+            "other, and less than steps."
+        )
+    return problems
+
+
+def eval_metrics(samples: int) -> list[str]:
+    """The values that a set has with so many samples a prompt: `avg@8`, `pass@1`, `pass@2`, …, `pass@8`."""
+    return [f"avg@{samples}", *(f"pass@{k}" for k in pass_at(samples))]
 
 
 def _host_problems(host: str) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from offbeat.errors import RunError
 from offbeat.metrics.parts import part_means
-from offbeat.types import Rollout, Scored
+from offbeat.types import Rollout, Scored, pass_at
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,6 @@ def mean_with_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(variance / count)
 
 
-def powers_up_to(samples: int) -> tuple[int, ...]:
-    """1, 2, 4, … and `samples` itself: the k of pass@k that are reported."""
-    return tuple(sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples}))
-
-
 def summarize(
     name: str,
     scored: Sequence[Scored],
@@ -115,7 +110,7 @@ def summarize(
         samples_per_prompt=samples,
         avg=avg,
         avg_error=avg_error,
-        pass_at={k: mean_with_error([pass_at_k(samples, c, k) for c in passed]) for k in powers_up_to(samples)},
+        pass_at={k: mean_with_error([pass_at_k(samples, c, k) for c in passed]) for k in pass_at(samples)},
         truncated_fraction=sum(sample.rollout.finish_reason == "length" for sample in scored) / len(scored),
         response_length_mean=sum(len(sample.rollout.token_ids) for sample in scored) / len(scored),
         parts=part_means(scored),

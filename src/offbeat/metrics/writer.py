@@ -4,6 +4,7 @@
         config.json       resolved configuration, written once
         metrics.jsonl     one object a step
         samples.jsonl     one object a sample; samples.older.jsonl before it, when it grew past its limit
+        journal.jsonl     what became of every sample; see `offbeat.journal`
         logs/             <process>.log
         checkpoints/
 
@@ -30,6 +31,7 @@ Json: TypeAlias = dict[str, Any]
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
+JOURNAL = "journal.jsonl"
 OLDER_SAMPLES = "samples.older.jsonl"
 
 
@@ -42,6 +44,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / METRICS
         self.samples = path / SAMPLES
+        self.journal = path / JOURNAL
 
     @classmethod
     def create(

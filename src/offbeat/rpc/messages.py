@@ -195,9 +195,13 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     weights_version: int
     optimizer_updates: int
-    skipped_updates: int
-    """Of this step: non-finite gradient or nothing to train."""
+    skipped: tuple[int, ...]
+    """Indices of the mini-batches that were not applied: gradient not finite, or nothing to train."""
     busy_s: float
+
+    @property
+    def skipped_updates(self) -> int:
+        return len(self.skipped)
 
 
 class SuperviseCall(Arguments, frozen=True):

@@ -179,7 +179,7 @@ class FakeTrainer:
             metrics={"loss": 0.0, "lr": 1e-6, "grad_norm": 1.0},
             weights_version=self.world.trainer_version,
             optimizer_updates=self.world.trainer_version * len(batch.minibatches),
-            skipped_updates=0,
+            skipped=(),
             busy_s=self.train_s,
         )
 

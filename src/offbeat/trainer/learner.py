@@ -87,7 +87,7 @@ class Learner:
         tally = StepTally()
         for index, minibatch in enumerate(batch.minibatches):
             if minibatch.denominator <= 0:  # global, so every rank skips the same updates
-                tally.empty += 1
+                tally.empty.append(index)
                 continue
             facts = self.gradient(minibatch, batch.sampling)
             norm = clip_gradients(self._parameters, self._trainer.max_grad_norm)
@@ -96,7 +96,7 @@ class Learner:
                 self.counters.optimizer_updates += 1
                 tally.applied.append((facts, rate, norm))
             else:
-                tally.nonfinite += 1
+                tally.nonfinite.append(index)
         self.counters.weights_version += 1
         return self._result(tally.metrics(), tally.skipped, started)
 
@@ -166,17 +166,17 @@ class Learner:
         started = time.monotonic()
         tokens = int(self._mesh.sum(torch.tensor(sum(len(s.token_ids) for s in samples), device=self.device)))
         metrics = {"loss": math.nan, "grad_norm": math.nan, "lr": rate, "tokens_trained": float(tokens)}
-        skipped = 1
+        applied = False
         if tokens:
             if self.supervised is None:
                 self.supervised = adamw(self.model, betas=SUPERVISED_BETAS, eps=self._trainer.eps, weight_decay=0.0)
             loss = self._supervised_gradient(samples, tokens)
             norm = clip_gradients(self._parameters, self._trainer.max_grad_norm)
-            skipped -= self._applied(self.supervised, rate, norm, finite=math.isfinite(loss), what="supervised update")
+            applied = self._applied(self.supervised, rate, norm, finite=math.isfinite(loss), what="supervised update")
             metrics |= {"loss": loss, "grad_norm": norm}
         if last:
             self.supervised = None
-        return self._result(metrics, skipped, started)
+        return self._result(metrics, () if applied else (0,), started)
 
     def _supervised_gradient(self, samples: Sequence[SupervisedSample], tokens: int) -> float:
         self.model.zero_grad(set_to_none=True)
@@ -204,11 +204,11 @@ class Learner:
             self._progress("logprobs")
         return results
 
-    def _result(self, metrics: dict[str, float], skipped: int, started: float) -> UpdateResult:
+    def _result(self, metrics: dict[str, float], skipped: tuple[int, ...], started: float) -> UpdateResult:
         return UpdateResult(
             metrics=metrics,
             weights_version=self.counters.weights_version,
             optimizer_updates=self.counters.optimizer_updates,
-            skipped_updates=skipped,
+            skipped=skipped,
             busy_s=time.monotonic() - started,
         )

@@ -81,18 +81,18 @@ class UpdateFacts:
 
 @dataclass
 class StepTally:
-    """One training step: the updates that were applied, and the count of those that were not."""
+    """One training step: the updates that were applied, and the indices of those that were not."""
 
     applied: list[tuple[UpdateFacts, float, float]] = field(default_factory=list)
     """(facts, learning rate, gradient norm)."""
-    empty: int = 0
+    empty: list[int] = field(default_factory=list[int])
     """Updates without a token to train."""
-    nonfinite: int = 0
+    nonfinite: list[int] = field(default_factory=list[int])
     """Updates left out for a non-finite loss or gradient."""
 
     @property
-    def skipped(self) -> int:
-        return self.empty + self.nonfinite
+    def skipped(self) -> tuple[int, ...]:
+        return tuple(sorted(self.empty + self.nonfinite))
 
     def metrics(self) -> dict[str, float]:
         facts = [f for f, _, _ in self.applied]
@@ -126,6 +126,6 @@ class StepTally:
             "tokens_trained": tokens,
             "outside_nucleus_fraction": share("outside", tokens + outside),
             "updates": float(len(facts)),
-            "empty_updates": float(self.empty),
-            "nonfinite_updates": float(self.nonfinite),
+            "empty_updates": float(len(self.empty)),
+            "nonfinite_updates": float(len(self.nonfinite)),
         }

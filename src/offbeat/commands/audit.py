@@ -1,0 +1,166 @@
+"""`offbeat audit`: proves from a run's own files that every sample was trained once or dropped for a reason.
+
+It reads journal, metrics, samples and checkpoints, holds them against each other, and changes nothing. What it says is
+right also for a run that was killed, and, up to the step at hand, for one that is training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from offbeat.checkpoint import CheckpointStore, open_checkpoint
+from offbeat.config import Config, parse_config
+from offbeat.errors import RunError
+from offbeat.journal import Account, SampleId, account, read_journal, staleness_problems
+from offbeat.metrics import figures
+from offbeat.metrics.writer import OLDER_SAMPLES, RunFolder, read_metrics
+
+SHOWN = 20
+"""Problems that are printed; the rest is counted."""
+
+
+@dataclass
+class Audit:
+    """What was found. `problems` is empty when all holds."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    problems: list[str] = field(default_factory=list[str])
+    account: Account = field(default_factory=Account)
+
+
+def audit(path: Path, *, console: Console | None = None) -> Audit:
+    """Examine a run and print what was found.
+
+    Raises `ConfigError` when `path` is not the folder of a run.
+    """
+    out = console or Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+    found = examine(RunFolder.open(path))
+    for label, text in found.rows:
+        out.print(Text(f"{label:<12}", "bold").append(figures.printable(text, out.encoding), "not bold"))
+    for problem in found.problems[:SHOWN]:
+        out.print(Text("! " + figures.printable(problem, out.encoding), "bold red"))
+    if len(found.problems) > SHOWN:
+        out.print(Text(f"! and {len(found.problems) - SHOWN} more", "bold red"))
+    return found
+
+
+def examine(folder: RunFolder) -> Audit:
+    """All findings about a run. Pure but for reading."""
+    config = parse_config(folder.read_config())
+    result = Audit()
+    if folder.journal.is_file():
+        try:
+            result.account = account(read_journal(folder.journal))
+        except ValueError as error:
+            raise RunError(f"{folder.journal} cannot be read: {error}; it is not what offbeat wrote.") from error
+        _journal_rows(result, config)
+    else:
+        result.rows.append(("journal", "none: this run was made by a version of offbeat that kept none"))
+    _metrics_rows(result, folder)
+    _samples_rows(result, folder)
+    _checkpoint_rows(result, folder)
+    if result.problems:
+        result.rows.append(("verdict", f"{len(result.problems)} problems"))
+    elif result.account.issued:
+        so_far = " so far; `offbeat resume` issues the others again" if result.account.unended else ""
+        result.rows.append(("verdict", f"every sample was trained once, or dropped for a reason{so_far}"))
+    return result
+
+
+def _journal_rows(result: Audit, config: Config) -> None:
+    found = result.account
+    result.problems += found.problems
+    result.problems += staleness_problems(found.versions, config.max_staleness)
+    if found.lost:
+        result.problems.append(f"{found.lost} samples of steps that are done were never trained nor dropped")
+    dropped = " · ".join(f"{reason} {count:,}" for reason, count in sorted(found.dropped.items()))
+    making = sum(len(ids) for ids in found.unended.values())
+    parts = [f"{found.issued:,} samples issued = {found.trained:,} trained + {found.dropped.total():,} dropped"]
+    if making:
+        parts.append(f"+ {making:,} not ended yet")
+    result.rows.append(("journal", " ".join(parts) + (f" ({dropped})" if dropped else "")))
+    result.rows.append(("samples", f"lost {found.lost} · trained twice {found.trained - len(found.trained_at)}"))
+    span = f"{found.first_step} to {found.next_step - 1}" if found.next_step > found.first_step else "none"
+    resumes = f"{len(found.resumes)} (at step {', '.join(map(str, found.resumes))})" if found.resumes else "0"
+    result.rows.append(
+        ("steps", f"{span} of {config.steps} trained · resumes {resumes} · steps done again {found.done_again}")
+    )
+    lags = [step - version for step, versions in found.versions.items() for version in versions]
+    if lags:
+        result.rows.append(("staleness", f"{min(lags)} to {max(lags)}, max_staleness {config.max_staleness}"))
+
+
+def _metrics_rows(result: Audit, folder: RunFolder) -> None:
+    if not folder.metrics.is_file():
+        return
+    steps = [record["step"] for record in read_metrics(folder) if "reward_mean" in record]
+    told = result.account.next_step
+    if steps != list(range(len(steps))):
+        twice = sorted({step for step in steps if steps.count(step) > 1})
+        absent = sorted(set(range(max(steps, default=0))) - set(steps))
+        result.problems.append(f"metrics.jsonl has steps out of order: twice {twice[:5]}, missing {absent[:5]}")
+    # A process can be killed between the two lines of one step.
+    elif folder.journal.is_file() and len(steps) not in (told, told - 1):
+        result.problems.append(f"metrics.jsonl ends at step {len(steps) - 1}, the journal at step {told - 1}")
+    result.rows.append(("metrics", f"{len(steps):,} steps"))
+
+
+def _samples_rows(result: Audit, folder: RunFolder) -> None:
+    if not folder.journal.is_file():
+        return
+    ends = result.account.trained_at | result.account.dropped_at
+    seen: set[SampleId] = set()
+    strange, twice = 0, 0
+    for values in _training_samples(folder):
+        key = (values["prompt_id"], values["epoch"], values["sample_index"])
+        if values["step"] >= result.account.next_step:
+            continue
+        strange += ends.get(key) != values["step"]
+        twice += key in seen
+        seen.add(key)
+    if strange:
+        result.problems.append(f"samples.jsonl has {strange} samples that the journal does not have at their step")
+    if twice:
+        result.problems.append(f"samples.jsonl has {twice} samples twice")
+    result.rows.append(("recorded", f"{len(seen):,} training samples in samples.jsonl"))
+
+
+def _training_samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    for path in (folder.path / OLDER_SAMPLES, folder.samples):
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                try:
+                    values = json.loads(line)
+                except ValueError:
+                    continue  # half a line, of a process that was killed
+                if values.get("eval") is None:
+                    yield values
+
+
+def _checkpoint_rows(result: Audit, folder: RunFolder) -> None:
+    store = CheckpointStore(folder.checkpoints)
+    newest, _ = store.latest()
+    for path in store.folders():
+        try:
+            checkpoint = open_checkpoint(path)
+        except RunError as error:
+            where = "a resume skips it" if newest is not None else "nothing can be resumed"
+            result.rows.append((path.name, f"unusable: {error} ({where})"))
+            continue
+        result.rows.append((path.name, f"whole, version {checkpoint.state.weights_version}"))
+        offset = checkpoint.state.journal
+        if offset is not None and folder.journal.is_file() and offset > folder.journal.stat().st_size:
+            result.problems.append(
+                f"{path.name} has seen {offset} bytes of the journal, which has only {folder.journal.stat().st_size}"
+            )
+    if newest is None:
+        result.rows.append(("checkpoints", "none that is whole"))
