@@ -27,6 +27,7 @@ from offbeat.data.sources import check_source
 from offbeat.data.warmup import WarmupSet, open_warmup
 from offbeat.errors import ConfigError
 from offbeat.evaluate import EvalSet
+from offbeat.metrics.spans import Timeline
 from offbeat.metrics.writer import RunFolder
 from offbeat.models import (
     ModelFolder,
@@ -261,12 +262,14 @@ class System:
 
 
 @asynccontextmanager
-async def start(prepared: Prepared, folder: RunFolder) -> AsyncGenerator[System]:
-    """Start every process; all of them have ended when the block is left."""
-    config = prepared.config
-    async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub, AsyncExitStack() as ending:
+async def start(prepared: Prepared, folder: RunFolder, timeline: Timeline | None = None) -> AsyncGenerator[System]:
+    """Start every process; all of them have ended when the block is left. `timeline` hears what they work on."""
+    config, timeline = prepared.config, timeline or Timeline()
+    hub = Hub(heartbeat_s=config.limits.heartbeat_s, worked=timeline.worked)
+    async with hub, AsyncExitStack() as ending:
         specs = [_trainer_spec(config, folder), *engine_specs(config, folder)]
-        reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
+        with timeline.span("controller", "start"):
+            reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
         ending.push_async_callback(reward.close)
         trainer = RemoteTrainer(trainer_worker, config.limits)
         engines = [RemoteEngine(worker, config.limits) for worker in engine_workers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from offbeat.rpc.messages import EngineDescription, Manifest, PauseCall, UpdateResult
+from offbeat.rpc.messages import EngineDescription, Manifest, PauseCall, UpdateResult, WorkSpan
 from offbeat.types import Batch, FloatArray, GenerateRequest, Prompt, Rollout, Sampling, Scored
 
 if TYPE_CHECKING:
@@ -70,6 +70,11 @@ class SyncReport(Protocol):
     def bytes_moved(self) -> int: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def phases(self) -> Sequence[WorkSpan]:
+        """`rendezvous`, `transfer`, `verify`, `probe`, … as they ran on the controller's clock; those it can tell."""
+        ...
+
     @property
     def probe_gap_mean(self) -> float | None:
         """Mean |logprob difference| of the parity probe; None where no probe ran."""

@@ -125,6 +125,7 @@ class RunStages:
             return
         with self.timeline.span("controller", "sync", step=self.version):
             report = await self.weights.sync(self.version)
+            self.timeline.worked("controller", report.phases)
         if report.version != self.version:
             raise RunError(f"the sync of version {self.version} committed version {report.version}")
         self.engine_version = report.version
@@ -147,14 +148,15 @@ class RunStages:
         with self.timeline.span("rewards", "reward", step=step):
             scored = await self.reward.score(rollouts, by_rollout)
         self.journal.rewarded(step, scored)
-        batch, batch_metrics = make_batch(
-            step,
-            scored,
-            self.sampling,
-            loss=self.config.loss,
-            updates_per_step=self.config.updates_per_step,
-            epochs_per_batch=self.config.epochs_per_batch,
-        )
+        with self.timeline.span("rewards", "advantages", step=step, category="train"):
+            batch, batch_metrics = make_batch(
+                step,
+                scored,
+                self.sampling,
+                loss=self.config.loss,
+                updates_per_step=self.config.updates_per_step,
+                epochs_per_batch=self.config.epochs_per_batch,
+            )
         return Sampled(step, tuple(scored), batch, batch_metrics)
 
     async def train(self, step: int, sampled: Sampled) -> None:
@@ -172,8 +174,7 @@ class RunStages:
         self.journal.trained(step, sampled.scored, sampled.batch, update)
         self.recorder.trained(trained)
         if self.saver.due(step + 1) or self.stopping:
-            with self.timeline.span("controller", "save", step=step):
-                await self._save()
+            await self._save()
 
     async def finish(self) -> None:
         """After the loop. Told to stop between two steps (a sync, an evaluation), the last one is not saved yet."""
@@ -182,7 +183,8 @@ class RunStages:
 
     async def _save(self) -> None:
         # One version a step: the next step to do has the number of the version.
-        await self.saver.save(self.version, self.version)
+        with self.timeline.span("trainer", "save", step=self.version - 1):
+            await self.saver.save(self.version, self.version)
         self.saved_version = self.version
 
 

@@ -27,6 +27,7 @@ from offbeat.loops.one_step import one_step
 from offbeat.metrics.display import Display
 from offbeat.metrics.spans import Timeline
 from offbeat.metrics.summary import Summary
+from offbeat.metrics.trace import trace_file
 from offbeat.metrics.writer import RunFolder, metrics_file, read_metrics, samples_file
 from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.showing import activity, header
@@ -65,11 +66,12 @@ async def train_part(
         metrics_file(folder, next_step=first) as metrics,
         samples_file(folder, next_step=first) as samples,
         open_journal(folder.journal, resumed_at=resumed_at) as journal,
+        trace_file(folder) as trace,
     ):
+        timeline = Timeline(heard=trace.add)
         display.begin(header(prepared), history)
         display.phase("starting processes")
-        async with start(prepared, folder) as system:
-            timeline = Timeline()
+        async with start(prepared, folder, timeline) as system:
             recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
             stages = _stages(
                 prepared, system, folder, recorder, journal, checkpoint, evaluate_first=again, started_s=started_s
@@ -156,13 +158,15 @@ async def _bring_to_start(
     """The trainer's weights as they are before the first step: a checkpoint's, or warmed up, or the model's own."""
     if checkpoint is not None:
         display.phase(f"loading {checkpoint.folder.name}")
-        await system.trainer.load(str(checkpoint.folder / "trainer-0"))
+        with recorder.timeline.span("trainer", "load", category="start"):
+            await system.trainer.load(str(checkpoint.folder / "trainer-0"))
     elif prepared.warmup is not None and prepared.config.warmup is not None:
         section = prepared.config.warmup
-        for step in range(section.steps):
-            samples = prepared.warmup.batch(step)
-            result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
-            display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
+        with recorder.timeline.span("trainer", "warmup"):
+            for step in range(section.steps):
+                samples = prepared.warmup.batch(step)
+                result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
+                display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
     description = await system.trainer.describe()
     expected = checkpoint.state.weights_version if checkpoint else 0
     if description.weights_version != expected:

@@ -6,6 +6,7 @@ process of their own, for the exit code, the streams and the time that they take
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -286,6 +287,34 @@ def test_a_run_from_another_folder_through_a_pipe_then_evaluated_and_continued(p
     assert steps_of(run) == [0, 1, 2]
     assert [r["weights_version"] for r in records(run)][:3] == [0, 1, 2]
     assert not re.search(r"^(step|start|batch) ", more.out, re.M)  # quiet
+    check_trace(run)
+
+
+def check_trace(run: Path) -> None:
+    """Both parts of a run that was continued: valid JSON, rows for each process, no second counted for another."""
+    events = json.loads((run / "trace.json").read_text())
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "controller",
+        "trainer-0",
+        "engine-0",
+        "rewards",
+    }
+    spans = [event for event in events if event["ph"] == "X"]
+    of = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    seen = {(of[span["pid"]], span["name"]) for span in spans}
+    assert seen >= {("engine-0", name) for name in ("start", "prefill", "decode", "load weights", "digest")}
+    assert seen >= {("trainer-0", name) for name in ("forward_backward", "optimizer", "send weights", "save", "load")}
+    assert seen >= {("controller", name) for name in ("generate", "advantages", "train", "sync", "transfer", "probe")}
+    assert ("rewards", "score") in seen
+    first, second = (span["ts"] for span in spans if (of[span["pid"]], span["name"]) == ("controller", "start"))
+    generated = [span for span in spans if (span["name"], span["cat"]) == ("decode", "generate")]
+    assert {span["args"]["step"] for span in generated if span["ts"] < second} == {0, 1}
+    assert {span["args"]["step"] for span in generated if span["ts"] > second} == {2}
+    assert max(span["ts"] + span["dur"] for span in spans if span["ts"] < second) < second
+    assert first < second
+    for record in records(run)[:3]:
+        parts = [record[f"time_sync_{part}_s"] for part in ("rendezvous", "transfer", "verify", "probe")]
+        assert 0 < sum(part or 0 for part in parts) <= record["time_sync_s"]
 
 
 def test_eval_of_a_config_shows_its_model_as_it_is(project: Path, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_run_whose_syncs_report_success_and_move_nothing_fails(
     async def pretend(self: WeightTransaction, version: int) -> Report:
         if version == 0:
             return await sync(self, version)
-        return Report(version, bytes_moved=1, seconds=0.1, phases={}, probe_gap_mean=None, probe_gap_max=None)
+        return Report(version, bytes_moved=1, seconds=0.1, phases=(), probe_gap_mean=None, probe_gap_max=None)
 
     monkeypatch.setattr(WeightTransaction, "sync", pretend)
     with pytest.raises(RunError, match="weights version 0, 2 behind version 2"):

@@ -22,7 +22,7 @@ from offbeat.metrics.records import (
     times,
 )
 from offbeat.metrics.spans import Span, Window
-from offbeat.rpc.messages import UpdateResult
+from offbeat.rpc.messages import UpdateResult, WorkSpan
 from offbeat.types import Batch, MiniBatch, Sampling, Scored, TrainSample
 
 # The list that DESIGN promises to whoever reads metrics.jsonl.
@@ -40,6 +40,11 @@ class Report:
     seconds: float = 0.5
     probe_gap_mean: float | None = 1e-5
     probe_gap_max: float | None = 3e-5
+    phases: tuple[WorkSpan, ...] = (
+        WorkSpan("rendezvous", 12.5, 12.625),
+        WorkSpan("transfer", 12.625, 12.875),
+        WorkSpan("verify", 12.875, 13.0),
+    )
 
 
 def samples() -> list[Scored]:
@@ -125,6 +130,10 @@ def test_a_record_has_every_promised_key_and_the_values_worked_out_by_hand() -> 
         "time_reward_s": 0.5,
         "time_train_s": 5.0,
         "time_sync_s": 0.5,
+        "time_sync_rendezvous_s": 0.125,
+        "time_sync_transfer_s": 0.25,
+        "time_sync_verify_s": 0.125,
+        "time_sync_probe_s": None,  # this sync had none
         "time_evaluate_s": 2.0,
         "sync_bytes": 1_000,
         "overlap": 0.7,  # both 15..18.5 = 3.5 s; trainer 5 s; engines 2 + 3.5 s

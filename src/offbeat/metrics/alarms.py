@@ -1,14 +1,18 @@
-"""Says in words when a run is unhealthy, and what to do. Pure: records in, sentences out."""
+"""Says in words when a run is unhealthy, and what to do. Pure: records in, sentences out.
+
+What shows in a step or three is found here; what shows over many steps, with its thresholds, in `trends`.
+docs/metrics.md lists all alarms, docs/does-not-learn.md says what to do about each.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from offbeat.metrics.figures import decimal, percent
+from offbeat.metrics import trends
+from offbeat.metrics.figures import decimal, percent, printable
+from offbeat.metrics.trends import FALL_WINDOW, NEAR_ZERO
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -18,14 +22,6 @@ NO_SPREAD_LIMIT = 0.7
 TRUNCATED_LIMIT = 0.1
 KL_LIMIT = 0.5
 """Of `kl_engine_trainer`, in each of the last `WINDOW` steps: a single step's estimate has a heavy tail."""
-NEAR_ZERO = 0.1
-"""At a mean reward up to this, nearly all samples fail."""
-FALL_WINDOW = 5
-"""The reward has fallen when its mean over so many steps is less than half of the best earlier such mean …"""
-FALL_BEFORE = 10
-"""… of at least this many steps, …"""
-FALL_ERRORS = 4.0
-"""… and the difference is more than this many of its standard errors."""
 HISTORY = 200
 """Records that alarms look at, at most."""
 
@@ -48,6 +44,11 @@ def alarms(history: Sequence[Record]) -> list[Alarm]:
         _no_spread,
         _truncated,
         _disagreement,
+        _gap_grew,
+        _entropy_collapsed,
+        _constant_reward,
+        _one_part_alone,
+        _slow_engine,
     )
     return [alarm for check in checks for alarm in check(history)]
 
@@ -94,7 +95,7 @@ def _reward_errors(history: Sequence[Record]) -> Iterable[Alarm]:
 
 
 def _reward_fell(history: Sequence[Record]) -> Iterable[Alarm]:
-    fall = _fall(history)
+    fall = trends.fall(history)
     if fall is not None:
         best, now = fall
         yield Alarm(
@@ -104,55 +105,12 @@ def _reward_fell(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _fall(history: Sequence[Record]) -> tuple[float, float] | None:
-    """(best earlier mean, mean now) if the reward has fallen by more than half and by more than noise."""
-    records = [record for record in history if record.get("reward_mean") is not None]
-    before, last = records[:-FALL_WINDOW], records[-FALL_WINDOW:]
-    if len(before) < FALL_BEFORE:
-        return None
-    best = _best_mean(before, FALL_WINDOW)
-    now = sum(record["reward_mean"] for record in last) / FALL_WINDOW
-    if best is None or best <= NEAR_ZERO or now >= 0.5 * best:
-        return None
-    # A difference of two means of `FALL_WINDOW` steps each.
-    error = _step_noise(before) * math.sqrt(2.0 / FALL_WINDOW)
-    return (best, now) if best - now > FALL_ERRORS * error else None
-
-
-def _best_mean(records: Sequence[Record], size: int) -> float | None:
-    """The largest mean reward of `size` steps in a row; None for fewer steps."""
-    rewards = [record["reward_mean"] for record in records if record.get("reward_mean") is not None]
-    return max((sum(rewards[i : i + size]) / size for i in range(len(rewards) - size + 1)), default=None)
-
-
-def _step_noise(records: Sequence[Record]) -> float:
-    """Standard deviation of a step's mean reward about its trend.
-
-    The larger of two estimates: from differences of neighbouring steps (prompts differ too, and a trend cancels), and
-    from the spread and number of the samples of a step.
-    """
-    rewards = [record["reward_mean"] for record in records]
-    steps = [(b - a) ** 2 / 2 for a, b in itertools.pairwise(rewards)]
-    samples = [
-        record["reward_std"] ** 2 / count
-        for record in records
-        if record.get("reward_std") is not None and (count := _samples(record)) > 0
-    ]
-    return math.sqrt(max(sum(values) / len(values) for values in (steps, samples) if values))
-
-
-def _samples(record: Record) -> float:
-    """How many samples the step had; 0 where that cannot be told."""
-    length = record.get("response_length_mean") or 0.0
-    return (record.get("tokens_generated") or 0.0) / length if length > 0 else 0.0
-
-
 def _no_spread(history: Sequence[Record]) -> Iterable[Alarm]:
     share = _recent(history, "groups_without_spread_fraction")
-    if share is None or share <= NO_SPREAD_LIMIT or _fall(history) is not None:
+    if share is None or share <= NO_SPREAD_LIMIT or trends.fall(history) is not None:
         return
     reward = _recent(history, "reward_mean")
-    best = _best_mean(history[:-WINDOW], WINDOW)
+    best = trends.best_mean(history[:-WINDOW], "reward_mean", WINDOW)
     if reward is None or reward > NEAR_ZERO:
         advice = "They teach nothing: use harder data, or more samples_per_prompt."
     elif best is None or best <= NEAR_ZERO:
@@ -186,6 +144,65 @@ def _disagreement(history: Sequence[Record]) -> Iterable[Alarm]:
             f"step {history[-1]['step']}: engines and trainer disagree about the samples' probabilities: {key} is "
             f"{decimal(mean)} ({_mean_of(WINDOW)}). One step changes the model too much: lower trainer.lr. If "
             'logprob_gap_max is large too, it is rounding: set trainer.dtype = "float32".',
+        )
+
+
+def _gap_grew(history: Sequence[Record]) -> Iterable[Alarm]:
+    grown = trends.gap_growth(history)
+    if grown is not None:
+        first, now = grown
+        yield Alarm(
+            "gap-grew",
+            f"step {history[-1]['step']}: engines and trainer compute the same weights more and more differently: "
+            f"logprob_gap_mean rose from {first:.1e} to {now:.1e} (means of {trends.GAP_PROBES} parity probes). It is "
+            'rounding, of logits that grow: lower trainer.lr, or set trainer.dtype = "float32".',
+        )
+
+
+def _entropy_collapsed(history: Sequence[Record]) -> Iterable[Alarm]:
+    collapsed = trends.entropy_collapse(history)
+    if collapsed is not None:
+        best, now = collapsed
+        yield Alarm(
+            "entropy-collapsed",
+            f"step {history[-1]['step']}: the entropy has collapsed from {decimal(best)} to {decimal(now, 3)} nats a "
+            f"token ({_mean_of(FALL_WINDOW)}), and the reward no longer rises: the model says the same each time, so "
+            "nothing new is tried. Start again with a lower trainer.lr or a higher loss.clip_high.",
+        )
+
+
+def _constant_reward(history: Sequence[Record]) -> Iterable[Alarm]:
+    for name, value in trends.constant_parts(history).items():
+        told = printable(name, None)
+        yield Alarm(
+            f"constant-reward/{name}",
+            f"step {history[-1]['step']}: reward function {told} has returned {decimal(value)} for every sample of all "
+            f"{len(history)} steps: it teaches nothing. Compare completion and answer of some lines of samples.jsonl "
+            "with what it looks for; if it is right, the data is too hard or too easy for the model.",
+        )
+
+
+def _one_part_alone(history: Sequence[Record]) -> Iterable[Alarm]:
+    alone = trends.part_alone(history)
+    if alone is not None:
+        rose, flat = alone
+        yield Alarm(
+            "one-part-alone",
+            f"step {history[-1]['step']}: reward/{printable(rose.name, None)} rose from {decimal(rose.before)} to "
+            f"{decimal(rose.now)} while reward/{printable(flat.name, None)} stays at {decimal(flat.now)}: the model "
+            "learns what is easy. Give the other a larger weight, or pay the easy one only where the other succeeds.",
+        )
+
+
+def _slow_engine(history: Sequence[Record]) -> Iterable[Alarm]:
+    slow = trends.slow_engine(history)
+    if slow is not None:
+        engine, ratio = slow
+        yield Alarm(
+            "slow-engine",
+            f"step {history[-1]['step']}: {printable(engine, None)} takes {decimal(ratio, 1)} times as long for a "
+            f"token as the other engines ({_mean_of(trends.SLOW_STEPS)}), and each step waits for it. Look for another "
+            "program on its device, a throttled device, or fewer threads; its row in trace.json shows when.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Each reward function by itself: its mean, under a name short enough to read."""
+"""Each reward function by itself: mean and spread, under a name short enough to read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ from offbeat.types import Scored
 
 def part_means(scored: Sequence[Scored]) -> dict[str, float]:
     """Mean value of each reward function over the samples that have one; a failed call counts as its 0."""
+    return {name: math.fsum(found) / len(found) for name, found in _values(scored).items()}
+
+
+def part_deviations(scored: Sequence[Scored]) -> dict[str, float]:
+    """Standard deviation of each (divided by n); exactly 0 where all values are the same."""
+    return {name: _deviation(found) for name, found in _values(scored).items()}
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if min(values) == max(values):
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _values(scored: Sequence[Scored]) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for sample in scored:
         for part, value in sample.parts.items():
             values.setdefault(part, []).append(value)
     names = short_names(list(values))
-    return {names[part]: math.fsum(found) / len(found) for part, found in values.items()}
+    return {names[part]: found for part, found in values.items()}
 
 
 def short_names(functions: Sequence[str]) -> dict[str, str]:

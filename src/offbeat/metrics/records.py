@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 from offbeat.metrics.evaluation import EvalResult
 from offbeat.metrics.overlap import intersection, intervals_of, length, overlap, seconds_of
-from offbeat.metrics.parts import part_means
+from offbeat.metrics.parts import part_deviations, part_means
 from offbeat.metrics.spans import Window
 from offbeat.ports import SyncReport
 from offbeat.rpc.messages import UpdateResult
-from offbeat.types import Batch, Scored
+from offbeat.types import Batch, Rollout, Scored
 
 Json: TypeAlias = dict[str, Any]
 
@@ -40,6 +40,9 @@ FROM_TRAINER = (
     "ess",
 )
 """Taken from `UpdateResult.metrics` under these names; null where the trainer does not give one."""
+
+SYNC_PHASES = ("rendezvous", "transfer", "verify", "probe")
+"""Of a transfer: `SyncReport.phases` with these names."""
 
 REQUIRED = (
     "step",
@@ -64,6 +67,7 @@ REQUIRED = (
     "time_reward_s",
     "time_train_s",
     "time_sync_s",
+    *(f"time_sync_{phase}_s" for phase in SYNC_PHASES),
     "time_evaluate_s",
     "sync_bytes",
     "overlap",
@@ -105,6 +109,7 @@ def step_record(
         "logprob_gap_max": None if sync is None else sync.probe_gap_max,
         "tokens_trained": tokens_trained(batch, update),
         **times(step, window),
+        **sync_times(sync),
         "sync_bytes": 0 if sync is None else sync.bytes_moved,
         "overlap": overlap(window.spans, window.start_s, window.end_s),
         "skipped_updates": update.skipped_updates,
@@ -144,8 +149,27 @@ def sample_statistics(scored: Sequence[Scored]) -> Json:
         "truncated_fraction": average([sample.rollout.finish_reason == "length" for sample in scored]),
         "groups_without_spread_fraction": average([not has_spread(group) for group in groups.values()]),
         **{f"reward/{name}": value for name, value in part_means(scored).items()},
+        **{f"reward_std/{name}": value for name, value in part_deviations(scored).items()},
+        **{f"engine_seconds_per_token/{name}": value for name, value in seconds_per_token(scored).items()},
         "reward_errors": sum(len(sample.errors) for sample in scored),
         "tokens_generated": sum(lengths),
+    }
+
+
+def seconds_per_token(scored: Sequence[Scored]) -> dict[str, float]:
+    """Engine → its seconds for each token of its longest sample; nothing to compare with one engine.
+
+    Samples are made side by side, so the longest one says how long an engine has to work, and its length differs.
+    """
+    rollouts: dict[str, list[Rollout]] = {}
+    for sample in scored:
+        rollouts.setdefault(sample.rollout.engine, []).append(sample.rollout)
+    if len(rollouts) < 2:
+        return {}
+    return {
+        engine: (max(r.finished_s for r in own) - min(r.started_s for r in own))
+        / max(1, *(len(r.token_ids) for r in own))
+        for engine, own in sorted(rollouts.items())
     }
 
 
@@ -183,6 +207,12 @@ def times(step: int, window: Window) -> Json:
         "time_sync_s": seconds_of(window, "sync"),
         "time_evaluate_s": evaluate_s,
     }
+
+
+def sync_times(sync: SyncReport | None) -> Json:
+    """Seconds of each phase of the transfer; null without one, and for a phase that it did not have."""
+    took = {} if sync is None else {phase.name: phase.end_s - phase.start_s for phase in sync.phases}
+    return {f"time_sync_{name}_s": took.get(name) for name in SYNC_PHASES}
 
 
 def waited_s(step: int, window: Window) -> float:

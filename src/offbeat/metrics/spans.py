@@ -1,25 +1,34 @@
 """When each side worked, on one clock: the monotonic clock of the controller.
 
     timeline = Timeline()
-    with timeline.span("engines", "generate", step=4) as span:
-        ...
-        span.busy_s = result.busy_s
-    window = timeline.window(step=3)     # since the previous window, what still runs included
+    with timeline.span("engines", "generate", step=4):
+        ...                                              what processes tell of themselves meanwhile belongs to step 4
+    window = timeline.window(step=3)                     since the previous window, what still runs included
 
 A side is `engines`, `trainer`, `rewards` or `controller`; the names that offbeat's records read are
 `generate`, `train`, `reward`, `sync`, `evaluate`. `step` is the step whose samples the work is for, so the
 generation of step 4 that runs while step 3 trains has `step=4`.
+
+There are two views of one piece of work: what the controller ordered and waited for (`span`), and what a process
+says that it did (`worked`). Records are made of the first; the second is finer, and goes to who listens (`heard`).
+All processes of a Linux host share the monotonic clock. One on another host would need an offset, which nothing adds
+yet: all processes of a run are on one host.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from offbeat.rpc.messages import WorkSpan
+
 Side: TypeAlias = Literal["engines", "trainer", "rewards", "controller"]
+
+CONTROLLER = "controller"
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,11 @@ class Span:
     start_s: float
     end_s: float
     step: int | None = None
-    busy_s: float | None = None
-    """Seconds of work as the process itself counted them, its waiting left out; None where it did not say."""
+    category: str = ""
+    """What the work was for: of a controller's span its name, unless it says otherwise; of a process's that of the
+    controller's span around it (`prefill` for `generate`, `evaluate` or the probe of `sync`)."""
+    process: str = CONTROLLER
+    """Who measured it."""
 
     @property
     def seconds(self) -> float:
@@ -53,18 +65,22 @@ class Window:
         return self.end_s - self.start_s
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class OpenSpan:
-    """Work that has begun. The one thing that may be added while it runs is `busy_s`."""
+    """Work that has begun. Two that opened in the same instant are two."""
 
     side: Side
     name: str
     start_s: float
     step: int | None
-    busy_s: float | None = None
+    category: str
 
     def until(self, end_s: float) -> Span:
-        return Span(self.side, self.name, self.start_s, end_s, self.step, self.busy_s)
+        return Span(self.side, self.name, self.start_s, end_s, self.step, self.category)
+
+
+_around: ContextVar[OpenSpan | None] = ContextVar("_around", default=None)
+"""The innermost open span of this task, and of those that it starts."""
 
 
 class Timeline:
@@ -73,27 +89,44 @@ class Timeline:
     Used from one thread (the controller's event loop); spans of several tasks may be open at once.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        heard: Callable[[Sequence[Span]], None] = lambda spans: None,
+    ) -> None:
+        """`heard` gets every span when it is over."""
         self._clock = clock
+        self._heard = heard
         self._closed: list[Span] = []
         self._open: list[OpenSpan] = []
         self._window_start_s = clock()
 
     @contextmanager
-    def span(self, side: Side, name: str, *, step: int | None = None) -> Generator[OpenSpan]:
-        """Records the time of the block, also when it fails or is cancelled."""
-        opened = OpenSpan(side, name, self._clock(), step)
+    def span(self, side: Side, name: str, *, step: int | None = None, category: str = "") -> Generator[None]:
+        """Records the time of the block, also when it fails or is cancelled. `category`: default `name`."""
+        opened = OpenSpan(side, name, self._clock(), step, category or name)
         self._open.append(opened)
+        token = _around.set(opened)
         try:
-            yield opened
+            yield
         finally:
-            # By identity: two spans opened in the same instant are equal as values.
-            self._open = [other for other in self._open if other is not opened]
-            self._closed.append(opened.until(self._clock()))
+            _around.reset(token)
+            self._open.remove(opened)
+            span = opened.until(self._clock())
+            self._closed.append(span)
+            self._heard([span])
 
-    def add(self, span: Span) -> None:
-        """A span measured elsewhere on the same clock."""
-        self._closed.append(span)
+    def worked(self, process: str, spans: Sequence[WorkSpan]) -> None:
+        """What a process says that it did, as part of the span that is open in this task."""
+        around = _around.get()
+        side, step, category = (around.side, around.step, around.category) if around else (CONTROLLER, None, "")
+        self._heard(
+            [
+                Span(side, span.name, span.start_s, span.end_s, step, category or span.name, process)
+                for span in spans
+                if span.start_s <= span.end_s
+            ]
+        )
 
     def begin(self) -> None:
         """The first window starts now: call it when start-up is over and the first step begins."""

@@ -32,6 +32,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 JOURNAL = "journal.jsonl"
+TRACE = "trace.json"
+OLDER_TRACE = "trace.older.json"
 OLDER_SAMPLES = "samples.older.jsonl"
 
 

@@ -30,6 +30,7 @@ from offbeat.rewards.slot import Slot, Trouble
 from offbeat.rewards.worker import RewardDescription, RewardSettings
 from offbeat.rpc.client import Hub
 from offbeat.rpc.messages import RewardItem, ScoreCall, ScoreResult
+from offbeat.rpc.work import WorkLog
 from offbeat.types import IntArray, Prompt, Rollout, Scored
 
 if TYPE_CHECKING:
@@ -183,12 +184,15 @@ class RewardPool:
 
     async def _drain(self, queue: deque[Work], items: _Items, ledger: Ledger, pace: dict[str, float]) -> None:
         slot = await self._idle.get()
+        work = WorkLog()
         try:
             while queue:
                 chunk = self._take(queue, pace)
                 await self._grade_chunk(slot, chunk, queue, items, ledger, pace)
+                work.lap("score")
         finally:
             self._idle.put_nowait(slot)
+            slot.worked(work.spans())
 
     def _take(self, queue: deque[Work], pace: Mapping[str, float]) -> list[Work]:
         """The next chunk: work of one function, small where it is slow, and enough left for the other slots."""

@@ -10,6 +10,7 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from offbeat.errors import CallTimeout, RemoteError, RewardError, WorkerDied
 from offbeat.rewards.board import Board, Current
 from offbeat.rewards.worker import CONCURRENT, RewardDescription, RewardSettings
 from offbeat.rpc.client import Hub, ProcessSpec, Worker
-from offbeat.rpc.messages import Nothing, ScoreCall, ScoreResult
+from offbeat.rpc.messages import Nothing, ScoreCall, ScoreResult, WorkSpan
 
 _CALL_MARGIN_S = 5.0
 _DESCRIBE_S = 30.0
@@ -64,6 +65,10 @@ class Slot:
                 f"reward functions cannot be loaded: {error.type_name}: {error.message}{place}"
             ) from error
         return worker
+
+    def worked(self, spans: Sequence[WorkSpan]) -> None:
+        """To be told of the slot, whichever worker was in it."""
+        self._hub.worked(self.name, spans)
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None

@@ -28,6 +28,7 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.rollout.kv_rows import KvRows
 from offbeat.rollout.model_forward import ModelForward
 from offbeat.rollout.sampling import check_sampling, draw, take_most_likely, uniforms
+from offbeat.rpc.work import WorkLog
 from offbeat.types import FinishReason, GenerateRequest, Rollout, Sampling
 
 PREFILL_TOKENS = 16384
@@ -63,8 +64,12 @@ class HfSampler:
         self.aborting = threading.Event()
         """Set it from any thread to cut running samples short at their next token; clear it to sample again."""
 
-    def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling, version: int) -> list[Rollout]:
+    def generate(
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, version: int, work: WorkLog | None = None
+    ) -> list[Rollout]:
         """One rollout for each seed of each request, in that order, all stamped with `version`.
+
+        `work` gets a lap `prefill` for each wave of requests that is taken in, and one `decode` until the next.
 
         Raises `ConfigError` for a request that cannot be computed, `RunError` when the model gives a NaN.
         """
@@ -73,7 +78,7 @@ class HfSampler:
             self._check(request, sampling)
         call = _Call(self, requests, sampling, version)
         with torch.inference_mode():
-            call.run()
+            call.run(work or WorkLog())
         return call.rollouts()
 
     def _check(self, request: GenerateRequest, sampling: Sampling) -> None:
@@ -143,13 +148,15 @@ class _Call:
     def _new_rows(self) -> KvRows:
         return self.forward.new_rows(min(len(self.samples), self.sampler.max_rows), self.sampling.max_new_tokens)
 
-    def run(self) -> None:
+    def run(self, work: WorkLog) -> None:
         while (self.waiting or len(self.rows_B)) and not self.sampler.aborting.is_set():
             wave = self._wave()
             if wave:
                 self._admit(wave)
+                work.lap("prefill")
             else:
                 self._step()
+                work.lap("decode")
         now = time.monotonic()
         for sample, reason in enumerate(self.reasons):
             if reason == "abort":

@@ -22,6 +22,7 @@ from offbeat.faults import point
 from offbeat.rollout.settings import EngineSettings
 from offbeat.rpc.messages import EngineDescription, GenerateCall, GenerateResult, Nothing, PauseCall
 from offbeat.rpc.server import Method, Progress, WorkerContext, serve
+from offbeat.rpc.work import WorkLog
 
 if TYPE_CHECKING:
     from offbeat.rollout.hf import HfSampler
@@ -69,8 +70,9 @@ class EngineService:
             point("engine.generate")
             self._tokens.begin()
             started_s = time.monotonic()
-            rollouts = self._sampler.generate(call.requests, call.sampling, version)
-            return GenerateResult(rollouts=tuple(rollouts), busy_s=time.monotonic() - started_s)
+            work = WorkLog()
+            rollouts = self._sampler.generate(call.requests, call.sampling, version, work)
+            return GenerateResult(rollouts=tuple(rollouts), busy_s=time.monotonic() - started_s, spans=work.spans())
 
     def pause(self, call: PauseCall) -> None:
         """Returns at once; the reply to a later `describe` says that the running call has ended."""

@@ -23,6 +23,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ import msgspec
 from offbeat.errors import ProtocolError, WorkerDied
 from offbeat.rpc import codec, guard
 from offbeat.rpc.codec import Frame, Message
+from offbeat.rpc.messages import WorkSpan
 from offbeat.rpc.process import LOG_BYTES, Guard, ProcessSpec
 from offbeat.rpc.runtime import clear_stale_folders, create_runtime_folder
 from offbeat.rpc.transport import KeyPair, Listener, Transport
@@ -85,6 +87,7 @@ class Hub:
         heartbeat_s: silence of a worker's I/O thread after which it is taken for dead and ended.
         grace_s: how long each worker may take to end by itself when the hub is left.
         log_bytes: a process log that is longer loses its middle.
+        worked: hears when a process worked on what, as its results tell, in the context of the call; also its start.
     """
 
     def __init__(
@@ -95,10 +98,12 @@ class Hub:
         heartbeat_s: float = 10.0,
         grace_s: float = 5.0,
         log_bytes: int = LOG_BYTES,
+        worked: Callable[[str, Sequence[WorkSpan]], None] = lambda process, spans: None,
     ) -> None:
         self.heartbeat_s = heartbeat_s
         self.max_message_bytes = max_message_bytes
         self.log_bytes = log_bytes
+        self.worked = worked
         self.run = ""
         self._complaints = Complaints()
         self._beat_s = min(1.0, heartbeat_s / 5)
@@ -180,7 +185,7 @@ class Hub:
         if spec.name in self._names:
             raise ValueError(f"a process named {spec.name!r} runs already")
         self._names.add(spec.name)
-        worker = None
+        worker, started = None, time.monotonic()
         try:
             worker, invitation = self._spawn(spec)
             line = msgspec.json.encode(invitation)
@@ -203,6 +208,7 @@ class Hub:
                 )
                 raise WorkerDied(spec.name, cause, tail) from None
             raise start_advice(error, spec, tail) from error.__cause__
+        self.worked(spec.name, (WorkSpan("start", started, time.monotonic()),))
         return worker
 
     def _spawn(self, spec: ProcessSpec) -> tuple[Worker, Invitation]:

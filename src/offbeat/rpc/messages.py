@@ -27,6 +27,22 @@ class Nothing(Arguments, frozen=True):
     """No arguments, or no result."""
 
 
+class WorkSpan(msgspec.Struct, frozen=True):
+    """When a process did one thing, on the monotonic clock of its host: one clock for all processes of a Linux host."""
+
+    name: str
+    """`prefill`, `optimizer`, …"""
+    start_s: float
+    end_s: float
+
+
+class Worked(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of results that tell when the work was done; see `offbeat.rpc.work.WorkLog`."""
+
+    spans: tuple[WorkSpan, ...] = ()
+    """In order, none overlapping another; empty where the process does not say."""
+
+
 # --- rollout engine ---------------------------------------------------------------------------------------------
 
 
@@ -58,7 +74,7 @@ class GenerateCall(Arguments, frozen=True):
     probe: bool = False
 
 
-class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
+class GenerateResult(Worked, frozen=True, kw_only=True):
     """Rollouts in the order of requests and seeds."""
 
     rollouts: tuple[Rollout, ...]
@@ -148,7 +164,7 @@ class WeightsMove(Arguments, frozen=True):
     stall_s: float
 
 
-class WeightsMoved(msgspec.Struct, frozen=True, kw_only=True):
+class WeightsMoved(Worked, frozen=True, kw_only=True):
     """Digests of every tensor in manifest order: of what was sent (trainer), of what lies in the model (engine)."""
 
     version: int
@@ -189,7 +205,7 @@ class UpdateCall(Arguments, frozen=True):
     batch: Batch
 
 
-class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateResult(Worked, frozen=True, kw_only=True):
     """Means over the step's updates unless the name says otherwise."""
 
     metrics: dict[str, float]
@@ -225,7 +241,7 @@ class LogprobsCall(Arguments, frozen=True):
     sampling: Sampling
 
 
-class LogprobsResult(msgspec.Struct, frozen=True, kw_only=True):
+class LogprobsResult(Worked, frozen=True, kw_only=True):
     logprobs: tuple[FloatArray, ...]
     weights_version: int
 
@@ -240,9 +256,13 @@ class LoadCall(Arguments, frozen=True):
     folder: str
 
 
-class SaveResult(msgspec.Struct, frozen=True, kw_only=True):
+class SaveResult(Worked, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes_written: int
+
+
+class LoadResult(Worked, frozen=True, kw_only=True):
+    weights_version: int
 
 
 # --- reward worker ----------------------------------------------------------------------------------------------

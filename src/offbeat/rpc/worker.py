@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
@@ -22,7 +22,7 @@ from offbeat import __version__
 from offbeat.errors import CallTimeout, ProtocolError, RemoteError, WorkerDied
 from offbeat.rpc import codec
 from offbeat.rpc.codec import Frame, Message
-from offbeat.rpc.messages import Arguments, Nothing
+from offbeat.rpc.messages import Arguments, Nothing, Worked, WorkSpan
 from offbeat.rpc.process import Child, ProcessSpec, describe_exit
 from offbeat.rpc.wire import Beat, Cancel, Failure
 
@@ -41,6 +41,7 @@ class Switchboard(Protocol):
     max_message_bytes: int
     log_bytes: int
     run: str
+    worked: Callable[[str, Sequence[WorkSpan]], None]
 
     def send(self, identity: bytes, frames: list[Frame]) -> bool: ...
     def drain(self) -> None: ...
@@ -128,7 +129,10 @@ class Worker:
         finally:
             if self._pending.pop(call, None) is not None and not future.done():
                 self._hub.send(self.identity, codec.encode("cancel", Cancel(stacks=slow), id=call))
-        return self._result(method, message, result)
+        answer = self._result(method, message, result)
+        if isinstance(answer, Worked) and answer.spans:
+            self._hub.worked(self.name, answer.spans)
+        return answer
 
     @property
     def pending_calls(self) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offbeat.errors import RunError, WeightSyncError
-from offbeat.rpc.messages import EngineDescription, PauseCall, UpdateResult
+from offbeat.rpc.messages import EngineDescription, PauseCall, UpdateResult, WorkSpan
 from offbeat.types import (
     Batch,
     FloatArray,
@@ -203,6 +203,7 @@ class FakeSyncReport:
     seconds: float = 0.1
     probe_gap_max: float | None = 0.0
     probe_gap_mean: float | None = 0.0
+    phases: tuple[WorkSpan, ...] = ()
 
 
 @dataclass
@@ -221,7 +222,7 @@ class FakeWeightSync:
         for engine in self.engines:
             engine.version = version
         self.world.events.append(Event("sync", started, _now(), version))
-        return FakeSyncReport(version, seconds=self.sync_s)
+        return FakeSyncReport(version, seconds=self.sync_s, phases=(WorkSpan("transfer", started, _now()),))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from offbeat.config import LimitsSection
 from offbeat.rpc.client import Worker
 from offbeat.rpc.messages import (
     LoadCall,
+    LoadResult,
     LogprobsCall,
     LogprobsResult,
     Nothing,
@@ -73,4 +74,4 @@ class RemoteTrainer:
         await self.worker.call("save", SaveCall(folder=folder), SaveResult, timeout_s=self._update_s)
 
     async def load(self, folder: str) -> None:
-        await self.worker.call("load", LoadCall(folder=folder), TrainerDescription, timeout_s=self._update_s)
+        await self.worker.call("load", LoadCall(folder=folder), LoadResult, timeout_s=self._update_s)

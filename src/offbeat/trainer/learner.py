@@ -25,6 +25,7 @@ from offbeat.algorithms.reduce import reduce_loss, token_weights
 from offbeat.config import LossSection, TrainerSection
 from offbeat.errors import TrainingDiverged
 from offbeat.rpc.messages import UpdateResult
+from offbeat.rpc.work import WorkLog
 from offbeat.trainer.batching import MicroBatch, Sequenced, micro_batches
 from offbeat.trainer.forward import Scorer
 from offbeat.trainer.loading import check_float32, checkpoint_activations
@@ -83,13 +84,14 @@ class Learner:
 
     def update(self, batch: Batch) -> UpdateResult:
         """One training step. Raises `TrainingDiverged` after too many non-finite updates in a row."""
-        started = time.monotonic()
+        started, work = time.monotonic(), WorkLog()
         tally = StepTally()
         for index, minibatch in enumerate(batch.minibatches):
             if minibatch.denominator <= 0:  # global, so every rank skips the same updates
                 tally.empty.append(index)
                 continue
             facts = self.gradient(minibatch, batch.sampling)
+            work.lap("forward_backward")
             norm = clip_gradients(self._parameters, self._trainer.max_grad_norm)
             rate = scheduled_rate(self._trainer, self.counters.optimizer_updates, self._total_updates)
             if self._applied(self.policy, rate, norm, finite=facts.finite, what=f"update {index} of step {batch.step}"):
@@ -97,8 +99,9 @@ class Learner:
                 tally.applied.append((facts, rate, norm))
             else:
                 tally.nonfinite.append(index)
+            work.lap("optimizer")
         self.counters.weights_version += 1
-        return self._result(tally.metrics(), tally.skipped, started)
+        return self._result(tally.metrics(), tally.skipped, started, work)
 
     def gradient(self, minibatch: MiniBatch, sampling: Sampling) -> UpdateFacts:
         """Leaves the gradient of the whole update, over all ranks, in the parameters; changes nothing else."""
@@ -163,7 +166,7 @@ class Learner:
 
         The version and the policy optimizer stay as they are. `last` drops the supervised optimizer.
         """
-        started = time.monotonic()
+        started, work = time.monotonic(), WorkLog()
         tokens = int(self._mesh.sum(torch.tensor(sum(len(s.token_ids) for s in samples), device=self.device)))
         metrics = {"loss": math.nan, "grad_norm": math.nan, "lr": rate, "tokens_trained": float(tokens)}
         applied = False
@@ -176,7 +179,8 @@ class Learner:
             metrics |= {"loss": loss, "grad_norm": norm}
         if last:
             self.supervised = None
-        return self._result(metrics, () if applied else (0,), started)
+        work.lap("supervise")
+        return self._result(metrics, () if applied else (0,), started, work)
 
     def _supervised_gradient(self, samples: Sequence[SupervisedSample], tokens: int) -> float:
         self.model.zero_grad(set_to_none=True)
@@ -204,11 +208,14 @@ class Learner:
             self._progress("logprobs")
         return results
 
-    def _result(self, metrics: dict[str, float], skipped: tuple[int, ...], started: float) -> UpdateResult:
+    def _result(
+        self, metrics: dict[str, float], skipped: tuple[int, ...], started: float, work: WorkLog
+    ) -> UpdateResult:
         return UpdateResult(
             metrics=metrics,
             weights_version=self.counters.weights_version,
             optimizer_updates=self.counters.optimizer_updates,
             skipped=skipped,
             busy_s=time.monotonic() - started,
+            spans=work.spans(),
         )

@@ -17,6 +17,7 @@ from offbeat.devices import choose_device
 from offbeat.faults import point
 from offbeat.rpc.messages import (
     LoadCall,
+    LoadResult,
     LogprobsCall,
     LogprobsResult,
     Nothing,
@@ -28,6 +29,7 @@ from offbeat.rpc.messages import (
     UpdateResult,
 )
 from offbeat.rpc.server import Method, WorkerContext, serve
+from offbeat.rpc.work import WorkLog
 from offbeat.trainer import state
 from offbeat.trainer.learner import Learner
 from offbeat.trainer.loading import head_rows, load_model, max_length
@@ -68,23 +70,33 @@ class TrainerService:
 
     def logprobs(self, call: LogprobsCall) -> LogprobsResult:
         point("trainer.logprobs")
+        work = WorkLog()
         logprobs = self._learner.logprobs(call.sequences, call.sampling)
-        return LogprobsResult(logprobs=tuple(logprobs), weights_version=self._learner.counters.weights_version)
+        work.lap("logprobs")
+        return LogprobsResult(
+            logprobs=tuple(logprobs),
+            weights_version=self._learner.counters.weights_version,
+            spans=work.spans(),
+        )
 
     def save(self, call: SaveCall) -> SaveResult:
         point("trainer.save")
-        folder = Path(call.folder)
+        folder, work = Path(call.folder), WorkLog()
         files = state.save(self._learner, folder, self._rank)
+        work.lap("save")
         point("trainer.after_save")
         return SaveResult(
             files=tuple(str(path.relative_to(folder)) for path in files),
             bytes_written=sum(path.stat().st_size for path in files),
+            spans=work.spans(),
         )
 
-    def load(self, call: LoadCall) -> TrainerDescription:
+    def load(self, call: LoadCall) -> LoadResult:
         point("trainer.load")
+        work = WorkLog()
         state.load(self._learner, Path(call.folder), self._rank)
-        return self.describe(Nothing())
+        work.lap("load")
+        return LoadResult(weights_version=self._learner.counters.weights_version, spans=work.spans())
 
     def methods(self) -> dict[str, Method]:
         return {

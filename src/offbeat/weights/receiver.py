@@ -30,6 +30,7 @@ from offbeat.rpc.messages import (
     WeightsMoved,
 )
 from offbeat.rpc.server import Method
+from offbeat.rpc.work import WorkLog
 from offbeat.weights.group import collective_version, require_backend
 from offbeat.weights.manifest import manifest_hash, torch_dtype
 from offbeat.weights.member import Deadline, Member, run_guarded
@@ -107,18 +108,24 @@ class WeightReceiver:
         member, join = self._member, self._join
         if member is None or join is None or member.nonce != call.nonce:
             raise WeightSyncError(f"group {call.nonce!r} cannot be received: it was not prepared.")
-        started = time.monotonic()
+        started, work_log = time.monotonic(), WorkLog()
         deadline = Deadline(call.timeout_s, call.stall_s)
 
         def work() -> tuple[str, ...]:
             self._state.begin(call.version, drain_s=deadline.left("drain"))
-            digests = self._receive_all(member, join, deadline)
+            digests = self._receive_all(member, join, deadline, work_log)
             self._state.loaded(call.version)
             return digests
 
         digests = run_guarded(member, f"engine of rank {member.rank}", work, self._state.fail)
         size = sum(bucket.size for bucket in pack(join.manifest.entries, join.bucket_bytes))
-        return WeightsMoved(version=call.version, digests=digests, bytes_moved=size, seconds=time.monotonic() - started)
+        return WeightsMoved(
+            version=call.version,
+            digests=digests,
+            bytes_moved=size,
+            seconds=time.monotonic() - started,
+            spans=work_log.spans(),
+        )
 
     def commit(self, call: WeightsCommit) -> None:
         """Serve this version. Caches were reset after the load."""
@@ -143,14 +150,18 @@ class WeightReceiver:
         if (reason := self._abandoned.get(nonce)) is not None:
             raise WeightSyncError(f"group {nonce!r} was abandoned: {reason}")
 
-    def _receive_all(self, member: Member, join: WeightsJoin, deadline: Deadline) -> tuple[str, ...]:
+    def _receive_all(self, member: Member, join: WeightsJoin, deadline: Deadline, log: WorkLog) -> tuple[str, ...]:
         member.form(deadline)
+        log.lap("rendezvous")
         manifest = join.manifest
         self._sink.load(self._arriving(member, join, deadline))
         point("engine.after_load")
+        log.lap("load weights")
         self._progress.advance("loaded")
         memory = self._sink.finish(manifest)
-        return tuple(_held_digest(entry, memory) for entry in manifest.entries)
+        digests = tuple(_held_digest(entry, memory) for entry in manifest.entries)
+        log.lap("digest")
+        return digests
 
     def _arriving(self, member: Member, join: WeightsJoin, deadline: Deadline) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors as they come. Each is a view of a buffer, good until the next one is asked for."""

@@ -21,6 +21,7 @@ from offbeat.faults import point
 from offbeat.ports import WeightSource
 from offbeat.rpc.messages import Manifest, WeightsAbandon, WeightsMove, WeightsMoved, WeightsOffer, WeightsOffered
 from offbeat.rpc.server import Method
+from offbeat.rpc.work import WorkLog
 from offbeat.weights.group import collective_version, require_backend
 from offbeat.weights.manifest import manifest_hash, torch_dtype
 from offbeat.weights.member import Deadline, Member, run_guarded
@@ -83,13 +84,19 @@ class WeightSender:
             raise WeightSyncError(f"group {call.nonce!r} cannot send: {reason}.")
         if call.version != self._version():
             raise WeightSyncError(f"asked to send version {call.version}, but the trainer is at {self._version()}.")
-        started = time.monotonic()
+        started, log = time.monotonic(), WorkLog()
         deadline = Deadline(call.timeout_s, call.stall_s)
         member.connect(deadline)
         digests, size = run_guarded(
-            member, "trainer", lambda: self._send_all(member, offer[0], offer[1], deadline), lambda _: None
+            member, "trainer", lambda: self._send_all(member, offer[0], offer[1], deadline, log), lambda _: None
         )
-        return WeightsMoved(version=call.version, digests=digests, bytes_moved=size, seconds=time.monotonic() - started)
+        return WeightsMoved(
+            version=call.version,
+            digests=digests,
+            bytes_moved=size,
+            seconds=time.monotonic() - started,
+            spans=log.spans(),
+        )
 
     def close(self, call: WeightsAbandon) -> None:
         """Free whoever waits in this group and let go of it. Urgent: may run while `send` works."""
@@ -105,9 +112,10 @@ class WeightSender:
         return same and member.usable
 
     def _send_all(
-        self, member: Member, offer: WeightsOffer, manifest: Manifest, deadline: Deadline
+        self, member: Member, offer: WeightsOffer, manifest: Manifest, deadline: Deadline, log: WorkLog
     ) -> tuple[tuple[str, ...], int]:
         member.form(deadline)
+        log.lap("rendezvous")
         plan = pack(manifest.entries, offer.bucket_bytes)
         room = max((bucket.size for bucket in plan), default=0)
         buffers = [torch.empty(room, dtype=torch.uint8, device=member.device) for _ in range(2)]
@@ -128,6 +136,7 @@ class WeightSender:
             if sent is not None:
                 member.finish(sent[0], deadline, sent[1])
         fill.end()
+        log.lap("send weights")
         return fill.digests(), sum(bucket.size for bucket in plan)
 
 

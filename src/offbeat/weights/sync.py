@@ -40,10 +40,12 @@ from offbeat.rpc.messages import (
     WeightsMoved,
     WeightsOffer,
     WeightsOffered,
+    WorkSpan,
 )
 from offbeat.types import GenerateRequest, Rollout, Sampling
 from offbeat.weights.hello import check_collective, check_hello, check_versions
 from offbeat.weights.parity import Gap, check_gap, gap, tolerance
+from offbeat.weights.phases import sync_phases
 from offbeat.weights.session import PEER_ENDED, Moved, Offered, Prepared, Probed, Verified, first_difference
 
 R = TypeVar("R")
@@ -70,8 +72,8 @@ class Report:
     bytes_moved: int
     """To each engine."""
     seconds: float
-    phases: Mapping[str, float]
-    """Phase → seconds: offer, prepare, move, verify, probe, commit."""
+    phases: tuple[WorkSpan, ...]
+    """rendezvous, transfer, verify, probe (where one ran), commit: see `offbeat.weights.phases`."""
     probe_gap_mean: float | None
     probe_gap_max: float | None
     """None where no probe ran."""
@@ -96,7 +98,7 @@ class WeightTransaction:
         self._greeted = False
         self._since_probe: int | None = None
         self._first_gap: float | None = None
-        self._phases: dict[str, float] = {}
+        self._phases: dict[str, tuple[float, float]] = {}
         self._end = 0.0
 
     async def sync(self, version: int) -> Report:
@@ -121,7 +123,7 @@ class WeightTransaction:
             version=version,
             bytes_moved=moved.sent.bytes_moved,
             seconds=time.monotonic() - started,
-            phases=dict(self._phases),
+            phases=sync_phases(self._phases, [moved.sent, *(held for _, held in moved.held)]),
             probe_gap_mean=probed.gap_mean,
             probe_gap_max=probed.gap_max,
         )
@@ -304,7 +306,7 @@ class WeightTransaction:
         try:
             yield
         finally:
-            self._phases[name] = time.monotonic() - started
+            self._phases[name] = started, time.monotonic()
 
     async def _call(self, worker: Worker, method: str, arguments: Arguments, result: type[R]) -> R:
         return await worker.call(method, arguments, result, timeout_s=self._left() + _MARGIN_S)
