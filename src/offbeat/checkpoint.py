@@ -9,7 +9,8 @@
 
 The controller alone completes and prunes; trainer ranks only write into the folder they are given. Saving happens at
 the end of a step, when nothing of that step is in flight. Older checkpoints are removed only after a newer one is
-complete, and only folders that carry our completion record; which of them stay is the pure function `retained`.
+complete, and only folders that carry our completion record; which of them stay is the pure function `retained`. So
+there must be room for one more than are kept, and a save that cannot fit is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,14 +94,20 @@ def retained(steps: Collection[int], retention: Retention, scores: Mapping[int, 
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, free_bytes: Callable[[Path], int] | None = None) -> None:
+        """`free_bytes` says how much room is left where a folder is; default: what the file system says."""
         self._folder = folder
+        self._free_bytes = free_bytes or _free_bytes
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into. What an earlier, unfinished save left is removed."""
+        """An empty folder to write into. What an earlier, unfinished save left is removed.
+
+        Raises `RunError` when the disk has less room than the newest checkpoint takes.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(".writing-step-*"):
             shutil.rmtree(leftover)
+        self._require_room(step)
         folder = self._folder / f".writing-step-{step}"
         folder.mkdir()
         return folder
@@ -162,6 +169,19 @@ class CheckpointStore:
         later = [folder for folder in self.folders() if _step(folder) > after and not folder.is_symlink()]
         return [folder.rename(folder.with_name(f"{mark}-{folder.name}")) for folder in later]
 
+    def _require_room(self, step: int) -> None:
+        newest = self.newest_step()
+        if newest is None:
+            return
+        with contextlib.suppress(OSError):  # if it cannot be told, the save itself will tell
+            files = [path.stat().st_size for path in (self._folder / f"step-{newest}").rglob("*") if path.is_file()]
+            needed, free = sum(files), self._free_bytes(self._folder)
+            if free < needed:
+                raise RunError(
+                    f"checkpoint of step {step} needs about {needed:,} bytes, as step-{newest} does, and {free:,} are "
+                    f"free in {self._folder}; make room, or lower checkpoint.keep_last."
+                )
+
     def _newest_first(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
@@ -205,6 +225,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if found.digest != wanted.digest:
             raise RunError(f"{name} is corrupted (its digest differs)")
     return Checkpoint(folder, msgspec.json.decode((folder / "state.json").read_bytes(), type=State))
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _record(path: Path) -> FileRecord:

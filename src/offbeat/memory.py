@@ -1,4 +1,4 @@
-"""An estimate of what a run needs in memory, from shapes alone: nothing is loaded or started. No torch here.
+"""An estimate of what a run needs in memory and on disk, from shapes alone: nothing is loaded or started. No torch.
 
 Trainer: float32 master weights, gradients and two AdamW moments (16 bytes a parameter), the compute copy, the
 activations of one micro-batch (34·h bytes a token and layer at two bytes a number without recomputation:
@@ -48,6 +48,11 @@ def estimate_memory(config: Config, shape: ModelShape, max_prompt_tokens: int) -
         trainer=shape.parameters * 16 + copies + activations + logits + buckets,
         engine=shape.parameters * engine_bytes + cache + rows * shape.vocab * 4 * 2 + buckets,
     )
+
+
+def checkpoint_bytes(shape: ModelShape) -> int:
+    """On disk: float32 weights and two AdamW moments."""
+    return shape.parameters * 12
 
 
 def read_shape(model: str, revision: str | None) -> ModelShape:

@@ -127,6 +127,7 @@ def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor])
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_has_the_weights_of_the_reference_after_five_steps(runs: Runs, case: str) -> None:
+    """B147: with all its processes."""
     observed, sampler = runs.observed(case), runs.sampler(case)
     wanted = reference_run(runs.model, sampler, runs.settings(case))
     for step in range(STEPS):
@@ -278,7 +279,7 @@ def test_staleness_is_zero_at_the_start_and_as_promised_afterwards(runs: Runs, c
 
 
 def test_every_heldout_point_is_what_the_trainers_weights_of_its_version_can_do(runs: Runs) -> None:
-    """The checkpoint of each step, sampled here with the same seeds, gives the very same completions."""
+    """B068: the checkpoint of each step, sampled here with the same seeds, gives the very same completions."""
     observed = runs.observed("on-policy")
     written = [line for line in lines(observed.result.folder, "samples.jsonl") if line["eval"] == "heldout"]
     assert {line["step"] for line in written} == set(range(STEPS + 1))
@@ -304,7 +305,7 @@ def test_heldout_and_rollout_rewards_of_a_version_agree_within_noise(runs: Runs)
 
 
 def test_an_on_policy_run_continued_from_a_checkpoint_equals_the_run_that_was_not_broken_off(runs: Runs) -> None:
-    """As after a crash in step 4: later lines and checkpoints of the broken run are there and must not stay."""
+    """B017, B088: as after a crash in step 4: later lines and checkpoints are there and must not stay."""
     whole = runs.observed("on-policy")
     broken = runs.folder / "broken"
     shutil.copytree(whole.result.folder, broken)
@@ -327,6 +328,7 @@ def test_an_on_policy_run_continued_from_a_checkpoint_equals_the_run_that_was_no
 
 
 def test_an_interrupted_one_step_run_goes_on_at_lag_zero_and_no_sample_is_lost_or_twice(stopped: Observed) -> None:
+    """B174, B051: the batch that was in flight comes again, through the real trainer and engine."""
     assert stopped.result.interrupted
     done = len(stopped.result.history)
     assert done in (2, 3), "the step at hand is finished, and no further one"

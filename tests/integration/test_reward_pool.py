@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reward_functions import resident_mib
 
 from offbeat.config import RewardsSection
 from offbeat.errors import RewardError
@@ -135,7 +136,9 @@ def test_a_function_that_ends_its_process_or_raises_is_an_error_of_that_sample_o
     assert text in scored[5].errors[0]
 
 
-def test_samples_beside_a_slow_one_are_not_lost_and_not_counted_twice_B139(tmp_path: Path):
+def test_samples_beside_a_slow_one_are_not_lost_and_not_counted_twice_B139(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     marks = tmp_path / "marks"
     prompts = _prompts(64, marks=str(marks))
     rollouts = _rollouts(prompts)
@@ -148,6 +151,8 @@ def test_samples_beside_a_slow_one_are_not_lost_and_not_counted_twice_B139(tmp_p
     assert [one.reward for one in scored] == [0.0 if place == 5 else float(place) for place in range(64)]
     calls = Counter(marks.read_text(encoding="utf-8").split())
     assert calls["5"] == 1, "the sample over the limit is not tried again"
+    told = [one.getMessage() for one in caplog.records if one.name == "offbeat.rewards"]
+    assert told == ["d/5 sample 0: logged: took longer than rewards.timeout_s = 2 s; its worker was ended"]
     assert set(calls) == {str(place) for place in range(64)}
     assert seconds < 12
 
@@ -268,6 +273,23 @@ def test_grading_many_quick_samples_is_quick(tmp_path: Path):
 
     # 8 to 16 ms on a quiet core; the limit has room for busy ones.
     assert _with_pool(tmp_path, {"right": 1.0}, use) < 0.1
+
+
+def test_memory_stays_flat_over_200_batches_of_1_mb(tmp_path: Path):
+    """B031: in the worker, which tells its own size as the reward, and in the process that drives the run."""
+    prompts = _prompts(4, text="x" * (1 << 18))
+    rollouts = _rollouts(prompts)
+
+    async def use(pool: RewardPool) -> list[tuple[float, float]]:
+        sizes: list[tuple[float, float]] = []
+        for _ in range(230):
+            worker = max(one.reward for one in await pool.score(rollouts, prompts))
+            sizes.append((worker, resident_mib()))
+        return sizes
+
+    sizes = _with_pool(tmp_path, {"resident": 1.0}, use)
+    # 200 MB went there; one kept batch in ten would show as 20 MB.
+    assert all(late - early < 12 for early, late in zip(sizes[29], sizes[-1], strict=True)), (sizes[29], sizes[-1])
 
 
 def test_math_verify_grades_in_the_workers_main_thread_B013(tmp_path: Path):

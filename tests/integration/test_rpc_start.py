@@ -41,6 +41,7 @@ def test_a_failed_build_fails_the_start_with_its_own_text(tmp_path: Path) -> Non
 
 
 def test_a_death_while_building_fails_the_start_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B038: before it could serve anything."""
     monkeypatch.setenv("OFFBEAT_FAULTS", "engine-0/build=kill")
     with pytest.raises(WorkerDied, match="killed by SIGKILL") as caught:
         start(tmp_path)

@@ -78,6 +78,7 @@ def assert_failed(ended: Ended, words: str) -> None:
 def test_a_killed_process_ends_the_run_by_its_name(
     project: Path, tmp_path: Path, faults: str, culprit: str, replicas: int
 ) -> None:
+    """B038: while it samples, receives or sends weights, trains, saves."""
     config = write_config(project, rollout={"replicas": replicas})
     run = tmp_path / "run"
     ended = command("train", config, "--run-dir", run, faults=faults)
@@ -121,6 +122,7 @@ def test_a_stopped_process_is_found_by_its_silence(project: Path, tmp_path: Path
 
 
 def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_path: Path) -> None:
+    """B038: it lives, answers and gets nowhere."""
     config = write_config(project, limits={"stall_s": 1.0})
     ended = command("train", config, "--run-dir", tmp_path / "run", faults="trainer.update=sleep:100@2")
     assert_failed(ended, r"trainer-0\.update: no progress for 1 s")
@@ -142,6 +144,7 @@ def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_p
 def test_an_exception_of_a_process_is_told_in_its_own_words(
     project: Path, tmp_path: Path, faults: str, words: str
 ) -> None:
+    """B038: also while it starts."""
     run = tmp_path / "run"
     ended = command("train", write_config(project), "--run-dir", run, faults=faults)
     assert_failed(ended, words)
@@ -154,6 +157,7 @@ def test_an_exception_of_a_process_is_told_in_its_own_words(
 
 
 def test_a_full_disk_at_a_save_ends_the_run_and_keeps_the_last_checkpoint(project: Path, tmp_path: Path) -> None:
+    """B047, B102: by its own name, and what was half written is gone."""
     config, run = write_config(project), tmp_path / "run"
     ended = command("train", config, "--run-dir", run, faults="controller.save=enospc@2")
     assert ended.code == 1, ended.told

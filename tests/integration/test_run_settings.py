@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import sysconfig
 import venv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_run import BASE, command, merge, records, write_config, write_project, write_rows
 
 import offbeat
+from offbeat.config import Section, config_fields, load_config
 from offbeat.testing.leaks import no_leaks
 from offbeat.testing.tiny_model import tiny_gpt2, tiny_moe
+from offbeat.trainer.learner import Learner
+from offbeat.trainer.loading import load_model
+from offbeat.trainer.settings import TrainerSettings
+from offbeat.types import Batch, MiniBatch, Sampling, TrainSample
 
 pytestmark = pytest.mark.integration
 
@@ -71,10 +79,42 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_rewards_of_all_kinds(
-    project: Path, tmp_path: Path
-) -> None:
-    write_parquet(project / "table.parquet", [{"question": f"{i}*{i}=", "solution": str(i * i)} for i in range(8)])
+@dataclass(frozen=True)
+class Mixed:
+    """A finished run with most of what a config can say, and the keys that were read on the way."""
+
+    run: Path
+    steps: list[dict[str, Any]]
+    read: frozenset[tuple[str, str]]
+
+
+@contextlib.contextmanager
+def reading() -> Generator[set[tuple[str, str]]]:
+    """(class of the section, key) of whatever the code asks a config for, its own checks left out."""
+    found: set[tuple[str, str]] = set()
+    own = Path(inspect.getfile(Section)).parent
+
+    def watched(section: Section, name: str) -> Any:
+        frame = inspect.currentframe()
+        assert frame is not None
+        assert frame.f_back is not None
+        caller = frame.f_back.f_code
+        if Path(caller.co_filename).parent != own or caller.co_name in ("resolve", "engine_dtype"):
+            found.add((type(section).__name__, name))
+        return object.__getattribute__(section, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Section, "__getattribute__", watched, raising=False)
+        yield found
+
+
+@pytest.fixture(scope="module", name="mixed")
+def _mixed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mixed:
+    run = tmp_path_factory.mktemp("mixed") / "run"
+    too_long = [{"question": "1*" * 20, "solution": "1"}]
+    write_parquet(
+        project / "table.parquet", [{"question": f"{i}*{i}=", "solution": str(i * i)} for i in range(8)] + too_long
+    )
     lines = {
         **BASE["data"][0],
         "name": "lines",
@@ -99,10 +139,39 @@ def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_reward
         epochs_per_batch=2,
         sampling={"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.001},
         data=[lines, table],
+        warmup={"source": "train.jsonl", "format": "text", "answer": "answer", "steps": 1, "samples_per_step": 4},
         eval=[{"name": "heldout", "source": "heldout.jsonl", "every_steps": 2, "rewards": {"exact_match": 1.0}}],
     )
-    steps = train(config, tmp_path / "run")
-    resolved = json.loads((tmp_path / "run/config.json").read_text())
+    with no_leaks(adopt=True), reading() as found:
+        steps = train(config, run)
+        trainer = TrainerSettings.of(load_config(config))  # what the trainer's own process does with its part
+        with contextlib.redirect_stderr(io.StringIO()):
+            model = load_model(trainer.model, None, init="pretrained", seed=0)
+        learner = Learner(model, trainer.trainer_section(), trainer.loss_section(), total_updates=2)
+        broken = TrainSample(
+            prompt_token_ids=np.array([3], np.int32),
+            token_ids=np.array([4], np.int32),
+            logprobs=np.array([np.nan], np.float32),
+            advantages=np.ones(1, np.float32),
+            loss_mask=np.ones(1, np.uint8),
+        )
+        minibatches = (MiniBatch(samples=(broken,), denominator=1.0),)
+        learner.update(Batch(step=0, minibatches=minibatches, sampling=Sampling(max_new_tokens=4)))
+    return Mixed(run, steps, frozenset(found))
+
+
+def test_every_key_of_a_config_is_read_in_a_run(mixed: Mixed) -> None:
+    """B018: a key that nothing asks for would be a setting that does nothing."""
+
+    keys = {(section.__name__, name) for section in Section.__subclasses__() for name in section.model_fields}
+    assert {name for _, name in keys} >= {path.split(".")[-1] for path in config_fields()}
+    # The recipe is applied, and gone, before there is a config.
+    assert keys - mixed.read == {("Config", "recipe")}
+
+
+def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_rewards_of_all_kinds(mixed: Mixed) -> None:
+    steps = mixed.steps
+    resolved = json.loads((mixed.run / "config.json").read_text())
     assert resolved["loss"]["scale_by_std"] is False
     assert resolved["loss"]["aggregation"] == "constant"
 
@@ -114,16 +183,16 @@ def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_reward
     assert steps[0]["logprob_gap_max"] < 1e-3
     assert all(record["outside_nucleus_fraction"] < 0.05 for record in steps)
 
-    trained = [sample for sample in samples(tmp_path / "run") if sample["eval"] is None]
+    trained = [sample for sample in samples(mixed.run) if sample["eval"] is None]
     assert Counter(sample["source"] for sample in trained) == {"lines": 36, "table": 12}
     assert {tuple(sorted(s["parts"])) for s in trained if s["source"] == "lines"} == {("patient", "spread")}
     assert {tuple(s["parts"]) for s in trained if s["source"] == "table"} == {("exact_match",)}
     groups = Counter((s["step"], s["prompt_id"]) for s in trained if s["parts"].get("spread") == 1.0)
     assert len(groups) == 9  # every group had a longest
 
-    evaluated = [sample for sample in samples(tmp_path / "run") if sample["eval"] == "heldout"]
+    evaluated = [sample for sample in samples(mixed.run) if sample["eval"] == "heldout"]
     assert {(s["step"], s["versions"][0][0]) for s in evaluated} == {(0, 0), (2, 2), (3, 3)}
-    with_eval = [r for r in records(tmp_path / "run") if any(key.startswith("eval/") for key in r)]
+    with_eval = [r for r in records(mixed.run) if any(key.startswith("eval/") for key in r)]
     assert [record["eval/heldout/weights_version"] for record in with_eval] == [0, 2, 3]
 
 

@@ -21,15 +21,26 @@ def evaluated(run: Path) -> list[int]:
 
 
 def test_the_saved_folder_has_model_and_tokenizer_and_a_resume_keeps_the_evaluation_it_had(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """B028: template and generation config are there as well, and another config takes the folder as its model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     project, run = write_project(tmp_path / "project"), tmp_path / "run"
-    config = write_config(project, steps=2, eval=[{"source": "train.jsonl"}])
+    (project / "chat.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    config = write_config(
+        project, steps=2, eval=[{"source": "train.jsonl"}], sampling={"chat_template": str(project / "chat.jinja")}
+    )
     assert command("train", config, "--run-dir", run).code == 0
     model = run / "checkpoints" / "step-2" / "trainer-0" / "model"
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert tokenizer("3+3=").input_ids == AutoTokenizer.from_pretrained(project / "model")("3+3=").input_ids
-    assert AutoModelForCausalLM.from_pretrained(model).config.vocab_size == len(tokenizer)
+    assert tokenizer.chat_template == (project / "chat.jinja").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    assert loaded.config.vocab_size == len(tokenizer)
+    given = GenerationConfig.from_pretrained(project / "model")
+    assert (model / "generation_config.json").is_file()
+    assert loaded.generation_config.eos_token_id == given.eos_token_id
+    checked = command("check", write_config(project, "further", model=str(model)))
+    assert checked.code == 0, checked.told
 
     before = (run / "config.json").read_text()
     refused = command("resume", run, "steps=3", f"model={model}")

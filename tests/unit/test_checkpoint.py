@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from offbeat import checkpoint as module
 from offbeat.checkpoint import Checkpoint, CheckpointStore, Retention, State, open_checkpoint, retained
+from offbeat.config import CheckpointSection
 from offbeat.errors import RunError
 
 
@@ -87,7 +90,9 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, f
         "    store.commit(w, State(next_step=step, weights_version=step, seed=0, data='d', elapsed_s=0.0))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env={"OFFBEAT_FAULTS": f"{fault}=kill@2"}, check=False
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "OFFBEAT_FAULTS": f"{fault}=kill@2"},
+        check=False,
     )
     assert result.returncode == -9
     store = CheckpointStore(tmp_path)
@@ -99,6 +104,101 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_B016(tmp_path: Path, f
     assert found is not None
     assert found.step == 2
     assert not list(tmp_path.glob(".writing*"))
+
+
+KILLED_ANYWHERE = """
+import os, signal, sys
+from pathlib import Path
+from offbeat.checkpoint import CheckpointStore, Retention, State
+
+top, keep = Path(sys.argv[1]), int(sys.argv[2])
+
+def save(store, step):
+    writing = store.begin(step)
+    (writing / "trainer-0").mkdir()
+    for name in ("model", "moments"):
+        (writing / "trainer-0" / name).write_text(f"{name} of step {step}")
+    store.commit(writing, State(next_step=step, weights_version=step, seed=0, data="d", elapsed_s=0.0))
+    store.prune(Retention(keep), {})
+
+def in_child(folder, kill_at):
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    reached = 0
+    def hook(event, arguments):
+        nonlocal reached
+        if event.startswith(("open", "os.", "shutil.")) and any(str(folder) in str(one) for one in arguments):
+            reached += 1
+            if reached == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    save(CheckpointStore(folder), 3)
+    os._exit(0)
+
+kill_at, code = 0, -9
+while code == -9:
+    kill_at += 1
+    folder = top / str(kill_at)
+    for step in (1, 2):
+        save(CheckpointStore(folder), step)
+    code = in_child(folder, kill_at)
+print(kill_at, code)
+"""
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_kill_at_any_file_operation_of_a_save_leaves_the_state_before_or_after_it(
+    memory_path: Path, keep: int
+) -> None:
+    """B016, B047: killed at the first, second, … call that opens, renames or removes something, until none is left."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_ANYWHERE, str(memory_path), str(keep)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    kills, code = map(int, done.stdout.split())
+    assert code == 0
+    assert kills > 20
+    found_steps: list[int] = []
+    for number in range(1, kills + 1):
+        store = CheckpointStore(memory_path / str(number))
+        found, skipped = store.latest()
+        assert found is not None, f"killed at operation {number}"
+        assert skipped == []
+        for record in (memory_path / str(number)).glob("step-*/complete.json"):
+            open_checkpoint(record.parent)  # what looks complete is
+        step = found.state.next_step
+        found_steps.append(step)
+        for name in ("model", "moments"):
+            assert (found.folder / "trainer-0" / name).read_text() == f"{name} of step {step}"
+        save(store, 4)
+        assert not list((memory_path / str(number)).glob(".writing*"))
+    assert found_steps == sorted(found_steps), "once it is there it stays"
+    assert set(found_steps) == {2, 3}
+
+
+def test_a_save_that_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """B102: with what it needs, what is there and what to do; the checkpoints before stay."""
+    save(CheckpointStore(tmp_path), 1)
+    needed = sum(path.stat().st_size for path in (tmp_path / "step-1").rglob("*") if path.is_file())
+    with pytest.raises(
+        RunError, match=rf"step 2 needs about {needed} bytes, as step-1 does, and 99 are free.*keep_last"
+    ):
+        CheckpointStore(tmp_path, free_bytes=lambda _: 99).begin(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    save(CheckpointStore(tmp_path, free_bytes=lambda _: needed), 2)
+
+
+def test_few_checkpoints_are_kept_unless_more_are_asked_for(memory_path: Path) -> None:
+    """B102, B047: a night of saves does not fill the disk, and keeping none is refused."""
+    store = CheckpointStore(memory_path)
+    for step in range(1, 31):
+        save(store, step, keep_last=CheckpointSection().keep_last)
+        assert len(list(memory_path.iterdir())) <= 2
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        CheckpointSection(keep_last=0)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_B047(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

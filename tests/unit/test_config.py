@@ -99,6 +99,14 @@ def test_a_value_of_the_wrong_type_is_never_converted_B090(path: str, value: Any
     assert path.split(".")[0].replace("[]", "") in found[0]
 
 
+@pytest.mark.parametrize("text", ["False", "no", "0", "'true'", "off", ""])
+def test_text_on_the_command_line_is_no_truth_value(text: str) -> None:
+    """B090: nor is a number in quotes a number."""
+    assert "data.0.shuffle" in problems(MINIMAL, f"data.0.shuffle={text}")[0]
+    assert "trainer.lr" in problems(MINIMAL, "trainer.lr='1e-6'")[0]
+    assert parse_config(MINIMAL, ["data.0.shuffle=false", "trainer.lr=1e-6"]).trainer.lr == 1e-6
+
+
 def test_a_number_written_without_a_point_is_a_number() -> None:
     assert parse_config(with_key("trainer.lr", 1)).trainer.lr == 1.0
 
@@ -122,6 +130,20 @@ def test_sections_that_may_be_left_out_have_working_defaults_B150() -> None:
     config = parse_config(MINIMAL)
     assert config.trainer.micro_batch_tokens > 0
     assert config.weights.timeout_s > config.weights.stall_s > 0
+
+
+@pytest.mark.parametrize("recipe", [{}, {"recipe": "grpo"}, {"recipe": "dr_grpo"}])
+@pytest.mark.parametrize(
+    ("values", "overrides"),
+    [({"updates_per_step": 5}, []), ({}, ["updates_per_step=5"]), ({"updates_per_step": 4}, ["prompts_per_step=3"])],
+)
+def test_the_arithmetic_is_checked_after_recipe_and_overrides_whatever_is_left_out(
+    recipe: dict[str, Any], values: dict[str, Any], overrides: list[str]
+) -> None:
+    """B150: no way round it."""
+    (text,) = problems({**MINIMAL, **recipe, **values}, *overrides)
+    assert "updates_per_step = " in text
+    assert "is more than prompts_per_step = " in text
 
 
 @pytest.mark.parametrize("name", ["dapo", "ppo", "GRPO", ""])
@@ -239,3 +261,17 @@ def test_a_setting_of_the_engines_reaches_them_as_it_was_given_B151(key: str, tm
     config = parse_config(with_key(f"rollout.{key}", value))
     (spec,) = engine_specs(config, RunFolder(tmp_path))
     assert spec.settings[key] == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_new_tokens", 7), ("temperature", 0.3), ("top_p", 0.7), ("top_k", 9), ("min_p", 0.01)],
+)
+def test_a_sampling_option_reaches_the_engines_as_it_was_given(key: str, value: Any) -> None:
+    """B151: in what every request to an engine is sampled with."""
+    section = parse_config(with_key(f"sampling.{key}", value)).sampling
+    default = parse_config(MINIMAL).sampling
+    assert getattr(section.resolve([2]), key) == value
+    assert getattr(default.resolve([2]), key) != value
+    stops = parse_config(with_key("sampling.stop_token_ids", [5, 2])).sampling.resolve([2, 3])
+    assert stops.stop_token_ids == (2, 3, 5)

@@ -143,6 +143,20 @@ def test_over_long_prompts_are_dropped_and_counted_or_refused(tmp_path: Path):
         open_train(strict, character_tokenizer())
 
 
+def test_a_tool_schema_alone_can_make_a_prompt_too_long(tmp_path: Path):
+    """B055: rows are measured by what renders them for use."""
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 300}}]
+    config = _config(tmp_path, 4, batch=2, format="chat", max_prompt_tokens=200)
+    assert open_train(config, character_tokenizer()).rows == 4
+    with_tools = _with(config, sampling={"chat_template_kwargs": {"tools": tools}})
+    with pytest.raises(DataError, match=r"4 rows before filtering, 0 after.*max_prompt_tokens = 200"):
+        open_train(with_tools, character_tokenizer())
+    roomy = config.data[0].model_copy(update={"max_prompt_tokens": 1000})
+    (prompt, *_) = open_train(with_tools.model_copy(update={"data": (roomy,)}), character_tokenizer()).batch(0)
+    assert 300 < len(prompt.token_ids) <= 1000
+    assert "x" * 300 in prompt.text
+
+
 def test_problems_of_all_sources_are_found_at_once(tmp_path: Path):
     config = _config(tmp_path, 4, 4)
     (tmp_path / "s0.jsonl").unlink()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from offbeat.errors import ProtocolError, RunError, WorkerDied
 from offbeat.rollout.pool import EnginePool
 from offbeat.rpc.messages import EngineDescription, PauseCall
+from offbeat.testing.fakes import FakeEngine, World
+from offbeat.testing.virtual_time import run_in_virtual_time
 from offbeat.types import GenerateRequest, Rollout, Sampling
 
 SAMPLING = Sampling(max_new_tokens=4, stop_token_ids=(7,))
@@ -216,3 +219,62 @@ def test_pause_and_resume_reach_every_engine() -> None:
 
     asyncio.run(both())
     assert [engine.log for engine in engines] == [["pause abort", "resume"]] * 2
+
+
+@dataclass
+class Together(FakeEngine):
+    """One of several ranks that can only resume together, as ranks of one collective do. Busy ones refuse to."""
+
+    ranks: asyncio.Barrier | None = None
+    refused: int = 0
+
+    async def resume(self) -> None:
+        assert self.ranks is not None
+        assert not self.busy, "a rank with requests at work would not come to the collective"
+        await self.ranks.wait()
+        await super().resume()
+
+    async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
+        self.refused += self.paused
+        return await super().generate(requests, sampling)
+
+
+def test_500_pauses_and_resumes_of_four_ranks_under_load_come_to_an_end() -> None:
+    """B079: requests come at any time, and so do second pauses and second resumes."""
+    uneven = random.Random(3)
+
+    async def main() -> tuple[int, list[str], int]:
+        world, ranks = World(), asyncio.Barrier(4)
+        engines = [Together(world, name=f"engine-{i}", version=1, token_s=0.02, ranks=ranks) for i in range(4)]
+        pool, served, refusals = EnginePool(engines), 0, list[str]()
+
+        async def ask() -> None:
+            nonlocal served
+            while True:
+                await asyncio.sleep(uneven.uniform(0.0, 0.2))
+                try:
+                    served += len(await pool.generate(requests_of(4, samples=1), SAMPLING))
+                except RunError as error:
+                    refusals.append(str(error))
+
+        async def soon(call: Coroutine[Any, Any, None]) -> None:
+            await asyncio.sleep(uneven.uniform(0.0, 0.1))
+            await call
+
+        clients = [asyncio.create_task(ask()) for _ in range(2)]
+        for _ in range(500):
+            await asyncio.gather(*(soon(pool.pause(PauseCall(mode="wait"))) for _ in range(uneven.choice([1, 2]))))
+            assert not any(engine.busy for engine in engines)
+            await asyncio.sleep(uneven.uniform(0.0, 0.05))
+            await asyncio.gather(*(soon(pool.resume()) for _ in range(uneven.choice([1, 2]))))
+            await asyncio.sleep(uneven.uniform(0.0, 0.2))
+        assert not any(client.done() for client in clients)
+        for client in clients:
+            client.cancel()
+        return served, refusals, sum(engine.refused for engine in engines)
+
+    served, refusals, halfway = run_in_virtual_time(main())
+    assert served > 500
+    assert len(refusals) > 20
+    assert all("the engines are paused" in refusal for refusal in refusals)
+    assert halfway == 0, "a request was let in while some engines were still paused"

@@ -5,22 +5,26 @@ from __future__ import annotations
 import copy
 import json
 import random
+import weakref
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from offbeat.config import LossSection, TrainerSection
 from offbeat.errors import ModelError, RunError, TrainingDiverged
+from offbeat.memory import checkpoint_bytes, read_shape
 from offbeat.testing.tiny_model import tiny_moe, tiny_qwen3
 from offbeat.trainer import state
 from offbeat.trainer.learner import Learner
 from offbeat.trainer.loading import load_model
 from offbeat.trainer.optimizer import learning_rate
+from offbeat.trainer.tensor_file import write_tensors
 from offbeat.types import Batch, MiniBatch, Sampling, SupervisedSample, TrainSample
 
 SAMPLING = Sampling(max_new_tokens=16)
@@ -202,6 +206,7 @@ def test_supervised_loss_is_the_token_mean_of_cross_entropy_whatever_the_split(f
 
 @pytest.mark.parametrize("stop_at", [1, 5, 10, 19])
 def test_a_resumed_run_has_the_same_rates_and_the_same_bits_B017(folder: Path, tmp_path: Path, stop_at: int) -> None:
+    """B088 too: what is drawn at random goes on where it was, in Python, numpy and torch."""
     options: dict[str, Any] = {"schedule": "cosine", "warmup_steps": 6, "weight_decay": 0.1}
     whole, first = learner_of(folder, **options), learner_of(folder, **options)
     rates = [whole.update(batch(i)).metrics["lr"] for i in range(20)]
@@ -231,6 +236,91 @@ def test_a_saved_model_folder_loads_by_itself(folder: Path, tmp_path: Path) -> N
     on_disk = {p for p in tmp_path.rglob("*") if p.is_file()}
     assert set(files) == on_disk
     assert {p.suffix for p in on_disk} == {".json", ".safetensors"}
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shard_bytes", [20_000, 1 << 30])
+def test_a_saved_model_has_the_files_and_names_of_the_model_that_it_came_from(
+    tmp_path: Path, tied: bool, shard_bytes: int
+) -> None:
+    """B028: no conversion; whatever loads the original loads what was saved, in one file or in shards."""
+    source = tiny_qwen3(tmp_path / "source", vocab=40, layers=1, tied=tied)
+    learner, other = learner_of(source), learner_of(source)
+    learner.update(batch(0))
+    (tmp_path / "out").mkdir()
+    state.save(learner, tmp_path / "out", 0, shard_bytes=shard_bytes)
+    saved = tmp_path / "out" / "model"
+    assert (saved / "model.safetensors.index.json").exists() == (shard_bytes < 1 << 30)
+    found, wanted = tensors_of(saved), tensors_of(source)
+    assert {name: t.shape for name, t in found.items()} == {name: t.shape for name, t in wanted.items()}
+    assert ("lm_head.weight" in found) != tied
+    for name in ("config.json", "generation_config.json"):
+        before, after = (json.loads((folder / name).read_text()) for folder in (source, saved))
+        assert {key: after.get(key) for key in before if key != "transformers_version"} == {
+            key: value for key, value in before.items() if key != "transformers_version"
+        }
+    loaded: Any = AutoModelForCausalLM.from_pretrained(saved)
+    assert equal(dict(loaded.named_parameters()), weights(learner))
+    state.load(other, tmp_path / "out", 0)
+    assert equal(weights(other), weights(learner))
+
+
+class OnDevice(torch.Tensor):
+    """As if it were elsewhere: `cpu()` makes a copy, and the copies that live are known."""
+
+    copies: ClassVar[weakref.WeakSet[torch.Tensor]] = weakref.WeakSet()
+    most: ClassVar[int] = 0
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        copy = torch.Tensor(self.as_subclass(torch.Tensor).clone())
+        OnDevice.copies.add(copy)
+        OnDevice.most = max(OnDevice.most, len(OnDevice.copies))
+        return copy
+
+
+def test_a_save_copies_one_tensor_at_a_time_to_the_host(folder: Path, tmp_path: Path) -> None:
+    """B125: and not the whole optimizer."""
+    learner = learner_of(folder)
+    learner.update(batch(0))
+    moments = {name: learner.policy.state[p]["exp_avg"].clone() for name, p in learner.model.named_parameters()}
+    for values in learner.policy.state.values():
+        values["exp_avg"] = values["exp_avg"].as_subclass(OnDevice)
+    state.save(learner, tmp_path, 0)
+    assert OnDevice.most == 1
+    written = load_file(tmp_path / "trainer-rank-0.safetensors")
+    assert len(written) == 2 * len(moments) + 1
+    assert all(torch.equal(written[f"policy/exp_avg/{name}"], moment) for name, moment in moments.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_takes_the_room_that_was_estimated(tmp_path: Path, tied: bool) -> None:
+    """B102, B047: what `offbeat check` says of the disk."""
+    source = tiny_qwen3(tmp_path / "m", vocab=4000, layers=1, tied=tied)
+    learner = learner_of(source)
+    learner.update(batch(0))
+    (tmp_path / "out").mkdir()
+    written = sum(path.stat().st_size for path in state.save(learner, tmp_path / "out", 0))
+    assert written == pytest.approx(checkpoint_bytes(read_shape(str(source), None)), rel=0.1)
+
+
+def test_tensors_of_any_shape_are_written_as_the_library_reads_them(tmp_path: Path) -> None:
+    tensors = {
+        "odd": torch.arange(5, dtype=torch.uint8),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+        "turned": torch.arange(6.0).reshape(2, 3).T,
+        "Ω": torch.full((2, 2), float("nan")),
+    }
+    write_tensors(tensors, tmp_path / "t.safetensors")
+    read = load_file(tmp_path / "t.safetensors")
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name].nan_to_num(7), tensor.nan_to_num(7))
 
 
 def test_an_expert_model_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from offbeat.build import Prepared, prepare
 from offbeat.config import Config
 from offbeat.host import host_problems
-from offbeat.memory import estimate_memory, read_shape
+from offbeat.memory import checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
 
@@ -54,6 +54,11 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
     found = [
         ("model", f"{Path(config.model).name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
         ("memory", f"about {_gib(memory.trainer)} for the trainer, {_gib(memory.engine)} for each engine"),
+        (
+            "disk",
+            f"about {_gib(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, and one "
+            "more while it is saved",
+        ),
         (
             "batch",
             batch_arithmetic(

@@ -5,6 +5,9 @@
 
 Which engine computes what depends on positions in the call alone, never on who is free: the same call gives the same
 rows to the same engine. A failure of one engine cancels the calls to the others and is raised as it is.
+
+Pausing and resuming take turns, and each waits for every engine: requests are let in again when the last engine has
+resumed, never between the first and the last.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ class EnginePool:
     def __init__(self, engines: Sequence[NamedEngine]) -> None:
         assert engines, "a pool has at least one engine"
         self._engines = tuple(engines)
+        self._open = True
+        self._turn = asyncio.Lock()
 
     async def describe(self) -> EngineDescription:
         """Of the first engine, once all are seen to be of one kind and at one version."""
@@ -53,6 +58,8 @@ class EnginePool:
 
     async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
         """Raises the original error of the first engine that fails, `ProtocolError` for a wrong reply."""
+        if not self._open:
+            raise RunError(f"the engines are paused and take no requests: resume them first ({len(requests)} refused).")
         shares = [requests[index :: len(self._engines)] for index in range(len(self._engines))]
         busy = [(engine, share) for engine, share in zip(self._engines, shares, strict=True) if share]
         replies = await _all([engine.generate(share, sampling) for engine, share in busy])
@@ -65,10 +72,16 @@ class EnginePool:
         return [rollout for k in range(len(requests)) for rollout in groups[k % count][k // count]]
 
     async def pause(self, mode: PauseCall) -> None:
-        await _all([engine.pause(mode) for engine in self._engines])
+        async with self._turn:
+            self._open = False
+            await _all([engine.pause(mode) for engine in self._engines])
 
     async def resume(self) -> None:
-        await _all([engine.resume() for engine in self._engines])
+        """Once for each pause: a second one that comes meanwhile waits, and then has nothing to do."""
+        async with self._turn:
+            if not self._open:
+                await _all([engine.resume() for engine in self._engines])
+                self._open = True
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:

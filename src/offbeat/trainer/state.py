@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
@@ -28,9 +28,12 @@ from transformers import AutoModelForCausalLM
 from offbeat.errors import RunError
 from offbeat.trainer.learner import SUPERVISED_BETAS, Counters, Learner
 from offbeat.trainer.optimizer import adamw
+from offbeat.trainer.tensor_file import write_tensors
 
 FORMAT = "offbeat-trainer/1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SHARD_BYTES = 4 << 30
+"""Largest file of the model. Of a model on a device, no more than this is copied to the host at once."""
 
 
 class Scalars(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +47,7 @@ class Scalars(msgspec.Struct, frozen=True, kw_only=True):
     numpy_random: list[Any]
 
 
-def save(learner: Learner, folder: Path, rank: int) -> list[Path]:
+def save(learner: Learner, folder: Path, rank: int, *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Writes into an existing folder. Returns the files written, all flushed to disk."""
     tensors: dict[str, Tensor] = {}
     steps: dict[str, dict[str, int]] = {}
@@ -54,15 +57,15 @@ def save(learner: Learner, folder: Path, rank: int) -> list[Path]:
             state = optimizer.state.get(parameter)
             if state:
                 steps[kind][name] = int(state["step"])
-                tensors |= {f"{kind}/{moment}/{name}": state[moment].cpu().contiguous() for moment in MOMENTS}
+                tensors |= {f"{kind}/{moment}/{name}": state[moment] for moment in MOMENTS}
     tensors["random/torch"] = torch.get_rng_state()
     if learner.device.type == "cuda":
         tensors["random/device"] = torch.cuda.get_rng_state(learner.device)
 
     if rank == 0:
-        learner.model.save_pretrained(folder / "model")
+        learner.model.save_pretrained(folder / "model", max_shard_size=shard_bytes)
     tensor_file, scalar_file = _files(folder, rank)
-    save_file(tensors, tensor_file)
+    write_tensors(tensors, tensor_file)
     counters = {name: int(value) for name, value in vars(learner.counters).items()}
     scalars = Scalars(
         format=FORMAT,
