@@ -114,6 +114,14 @@ def audit(folder: RunPath) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def track(folder: RunPath) -> None:
+    """Send to the trackers of a run what they have not had yet."""
+    from offbeat.commands.track import track as send
+
+    send(folder, say=typer.echo)
+
+
 def _exit(result: RunResult) -> None:
     if result.interrupted:
         raise typer.Exit(130)

@@ -15,6 +15,7 @@ from offbeat.config import Config
 from offbeat.devices import choose_device
 from offbeat.errors import ConfigError, WeightSyncError
 from offbeat.network import listen
+from offbeat.trackers import require_trackers
 
 ASK_S = 20.0
 _MARK = "offbeat:"
@@ -37,6 +38,7 @@ def host_problems(config: Config, *, ask: bool = True) -> list[str]:
     problems = [
         *_device_problems("trainer", config.trainer.device),
         *_problems(partial(_require_backend, config.weights.backend)),
+        *_problems(partial(require_trackers, config)),
         *(f"weights.host: {text}" for text in _problems(partial(_require_address, config.weights.host))),
     ]
     if python is None:

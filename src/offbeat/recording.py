@@ -27,6 +27,7 @@ from offbeat.metrics.spans import Timeline
 from offbeat.metrics.writer import JsonLines
 from offbeat.ports import Engine, Reward, SyncReport, Trainer
 from offbeat.stages import Trained
+from offbeat.trackers import Trackers
 from offbeat.types import Batch, Scored
 
 
@@ -41,6 +42,7 @@ class RunRecorder:
     updates_at: dict[int, int]
     """Weights version → optimizer updates done when it was published."""
     history: list[dict[str, Any]]
+    trackers: Trackers
     evaluations: list[EvalResult] = field(default_factory=list[EvalResult])
     _sync: SyncReport | None = None
     _pending: list[EvalResult] = field(default_factory=list[EvalResult])
@@ -72,16 +74,23 @@ class RunRecorder:
         )
         self.updates_at[trained.update.weights_version] = updates
         self._sync, self._pending = None, []
-        self.metrics.write(record)
-        self.samples.write_all(sample_objects(trained.step, trained.scored, _advantages(trained)))
+        samples = sample_objects(trained.step, trained.scored, _advantages(trained))
+        self._record(record, samples)
         self.history.append(record)
         self.display.step(record)
 
     def finish(self, step: int, version: int) -> None:
         """The evaluation after the last step has a line of its own: no step's record could hold it."""
         if self._pending:
-            self.metrics.write(evaluation_record(step, version, self._pending))
+            self._record(evaluation_record(step, version, self._pending), [])
             self._pending = []
+
+    def _record(self, record: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+        self.metrics.write(record)
+        self.samples.write_all(samples)
+        self.trackers.recorded(record, samples)
+        for text in self.trackers.words():
+            self.display.warn(text)
 
 
 def _advantages(trained: Trained) -> list[float | None]:

@@ -33,6 +33,7 @@ from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.showing import activity, header
 from offbeat.stages import RunStages, Sampled
 from offbeat.supervision import unless_a_worker_dies
+from offbeat.trackers import tracking
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,13 @@ async def train_part(
         timeline = Timeline(heard=trace.add)
         display.begin(header(prepared), history)
         display.phase("starting processes")
-        async with start(prepared, folder, timeline) as system:
-            recorder = RunRecorder(metrics, samples, display, timeline, updates_at={}, history=history)
+        async with (
+            tracking(prepared.config, folder.path, next_step=first, history=history, warn=display.warn) as trackers,
+            start(prepared, folder, timeline) as system,
+        ):
+            recorder = RunRecorder(
+                metrics, samples, display, timeline, updates_at={}, history=history, trackers=trackers
+            )
             stages = _stages(
                 prepared, system, folder, recorder, journal, checkpoint, evaluate_first=again, started_s=started_s
             )

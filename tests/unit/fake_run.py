@@ -29,6 +29,7 @@ from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.rpc.messages import UpdateResult
 from offbeat.stages import RunStages
 from offbeat.testing.fakes import FakeEngine, FakePrompts, FakeReward, FakeTrainer, FakeWeightSync, World
+from offbeat.trackers import Trackers
 from offbeat.types import Batch, GenerateRequest, Prompt, Rollout, Sampling
 
 PROMPTS = 4
@@ -152,7 +153,15 @@ class FakeRun:
             open_journal(self.folder.journal, resumed_at=resumed_at) as journal,
         ):
             updates = {life.world.trainer_version: life.world.trainer_version}
-            recorder = RunRecorder(metrics, samples, SilentDisplay(), life.timeline, updates_at=updates, history=[])
+            recorder = RunRecorder(
+                metrics,
+                samples,
+                SilentDisplay(),
+                life.timeline,
+                updates_at=updates,
+                history=[],
+                trackers=Trackers(self.config, self.folder.path, next_step=first),
+            )
             life.evaluations = recorder.evaluations
             life.stages = self._stages(life, recorder, store, journal)
             await (on_policy, one_step)[self.max_staleness](life.stages)

@@ -37,6 +37,8 @@ def with_key(path: str, value: Any) -> dict[str, Any]:
         fresh: Any = {"source": "rows.jsonl", "steps": 1} if parent == "warmup" else {}
         if parent == "eval":
             fresh = [{"source": "rows.jsonl"}]
+        if parent == "trackers":
+            fresh = [{"kind": "wandb"}]
         here = here.setdefault(parent, fresh)
         here = here[0] if isinstance(here, list) else here
     here[last] = value

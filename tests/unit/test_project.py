@@ -34,7 +34,7 @@ LEVELS: tuple[set[str], ...] = (
     {"ports", "rpc", "memory", "models"},
     {"algorithms", "data", "metrics", "weights"},
     {"environments", "rewards", "rollout", "trainer"},
-    {"checkpoint", "evaluate", "journal", "staleness"},
+    {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
     {"stages"},
     {"loops", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},

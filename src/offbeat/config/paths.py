@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from offbeat.config.sections import Config
+from offbeat.config.sections import Config, TrackerSection
 
 
 def absolute(config: Config, folder: Path) -> Config:
@@ -25,15 +25,17 @@ def absolute(config: Config, folder: Path) -> Config:
             return text
         return str((folder / Path(text).expanduser()).resolve())
 
+    def python_name(text: str) -> str:
+        """`file.py:name` with the file's absolute path; anything else as it is."""
+        file, _, name = text.rpartition(":")
+        return f"{(folder / Path(file).expanduser()).resolve()}:{name}" if file.endswith(".py") else text
+
     def rewards(functions: dict[str, float] | None) -> dict[str, float] | None:
-        if functions is None:
-            return None
-        resolved: dict[str, float] = {}
-        for name, weight in functions.items():
-            file, separator, function = name.rpartition(":")
-            is_file = bool(separator) and file.endswith(".py")
-            resolved[f"{(folder / Path(file).expanduser()).resolve()}:{function}" if is_file else name] = weight
-        return resolved
+        return functions and {python_name(name): weight for name, weight in functions.items()}
+
+    def tracker(section: TrackerSection) -> TrackerSection:
+        place = section.dir and str((folder / Path(section.dir).expanduser()).resolve())
+        return section.model_copy(update={"kind": python_name(section.kind), "dir": place})
 
     data = tuple(d.model_copy(update={"source": source(d.source), "rewards": rewards(d.rewards)}) for d in config.data)
     evals = tuple(e.model_copy(update={"source": source(e.source), "rewards": rewards(e.rewards)}) for e in config.eval)
@@ -43,4 +45,5 @@ def absolute(config: Config, folder: Path) -> Config:
     python = config.rollout.python
     rollout = config.rollout.model_copy(update={"python": python and program(python)})
     changed = {"model": path(config.model), "data": data, "eval": evals, "warmup": warmup, "rollout": rollout}
-    return config.model_copy(update={**changed, "sampling": sampling})
+    trackers = tuple(tracker(section) for section in config.trackers)
+    return config.model_copy(update={**changed, "sampling": sampling, "trackers": trackers})

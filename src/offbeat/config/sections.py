@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from offbeat.config.tracker_problems import tracker_problems
 from offbeat.errors import ConfigError
 from offbeat.types import Sampling, pass_at
 
@@ -25,6 +26,7 @@ Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Recipe: TypeAlias = Literal["grpo", "dr_grpo"]
 Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
+TrackerLibrary: TypeAlias = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 class Section(BaseModel):
@@ -241,6 +243,34 @@ class CheckpointSection(Section):
     """An evaluation, `<set>` or `<set>/avg@k` or `<set>/pass@k`: the checkpoint with its highest value stays, too."""
 
 
+class TrackerSection(Section):
+    """Where the run is shown while it goes: `[[trackers]]`, one for each. See docs/trackers.md."""
+
+    kind: Text
+    """`tensorboard`, `wandb`, `trackio`, `mlflow`, or one of your own: `file.py:Class`, `package.module:Class`."""
+    project: Text | None = None
+    """What the run belongs to (mlflow: the experiment); default `offbeat`. tensorboard has none."""
+    name: Text | None = None
+    """Of the run; default: the name of the run folder."""
+    mode: Literal["online", "offline"] | None = None
+    """wandb only; default: what the environment says, else online."""
+    url: Text | None = None
+    """Server of wandb, trackio or mlflow (there also `sqlite:///…`); default: the library's own."""
+    dir: Text | None = None
+    """Folder of tensorboard or wandb; default: in the run folder."""
+    tags: tuple[Text, ...] = ()
+    """Words to find the run by. tensorboard and trackio have none."""
+    samples: Annotated[int, Field(ge=0, le=256)] = 8
+    """So many samples of each step go to the tracker's table, evenly spread over the step; 0: no table."""
+    options: dict[str, Any] = {}
+    """Passed on to the library, or to your class, by name."""
+
+    @property
+    def library(self) -> TrackerLibrary | None:
+        """None: a class of the user's own."""
+        return next((known for known in get_args(TrackerLibrary) if known == self.kind), None)
+
+
 class LimitsSection(Section):
     """How long anything may take before it is called dead: `[limits]`."""
 
@@ -284,6 +314,7 @@ class Config(Section):
     rewards: RewardsSection = RewardsSection()
     weights: WeightsSection = WeightsSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    trackers: tuple[TrackerSection, ...] = ()
     limits: LimitsSection = LimitsSection()
 
     @property
@@ -301,6 +332,7 @@ class Config(Section):
             *_data_problems(self),
             *_checkpoint_problems(self),
             *_host_problems(self.weights.host),
+            *tracker_problems(self.trackers),
         ]
         if problems:
             raise ConfigError(*problems)

@@ -1,0 +1,172 @@
+"""What every `Tracker` must do, as checks to run against one: offbeat's own, or yours.
+
+    results = check_tracker(lambda run: Mine(), folder)
+    assert not [r for r in results if r.problem]
+
+The tracker is served as in a run, from a thread of its own through `offbeat.trackers.delivery`. Each part of a run has
+a new object from `make`, as a resumed run has. With `read`, what arrived is compared with what was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from offbeat.config.tracker_problems import SECRET
+from offbeat.testing.conformance import CheckResult
+from offbeat.trackers.delivery import Delivery
+from offbeat.trackers.state import ProgressFile
+from offbeat.trackers.tracker import Outcome, TrackedRun, Tracker
+
+Make: TypeAlias = Callable[[], Tracker]
+Points: TypeAlias = Sequence[tuple[int, str, float]]
+Read: TypeAlias = Callable[[], Points]
+Record: TypeAlias = Mapping[str, Any]
+
+KEY = "reward_mean"
+EVALUATED = "eval/held out/avg@4"
+
+
+def record(step: int) -> dict[str, Any]:
+    """A step with names and values as they occur: slashes, spaces, nulls, lists, large and tiny numbers."""
+    values = {"step": step, "weights_version": step, KEY: step / 4, "kl_reference": None, "nonfinite": []}
+    return {**values, "reward/my reward": -1e30, "sync_bytes": 2**40, "lr": 1e-9, "tokens_generated": step}
+
+
+def samples(step: int) -> list[dict[str, Any]]:
+    """Text of a model may be anything."""
+    row = {"step": step, "prompt_id": "data/1", "prompt": "", "reward": 0.5, "parts": {}, "versions": [[step, 2]]}
+    texts = ["", "<script>alert(1)</script>", "a | b\n\n# c `d` ![e](f)\r\n\x00\x1b[2J\u202e", "語" * 3000]
+    return [{**row, "completion": text} for text in texts]
+
+
+class _Run:
+    """One run, in parts."""
+
+    def __init__(self, make: Make, folder: Path, timeout_s: float) -> None:
+        self.make = make
+        self.folder = folder
+        self.timeout_s = timeout_s
+        folder.mkdir(parents=True)
+
+    @property
+    def file(self) -> ProgressFile:
+        return ProgressFile(self.folder)
+
+    def part(self, next_step: int, new: Sequence[Record], history: Sequence[Record], outcome: Outcome) -> str | None:
+        """Returns what is wrong."""
+        told: list[str] = []
+        run = TrackedRun(
+            name="run",
+            project="offbeat-conformance",
+            tags=("conformance",),
+            folder=self.folder,
+            config={"model": "m", "steps": 6, "trainer": {"lr": 1e-6}, "data": [{"source": "rows.jsonl"}], "eval": []},
+            next_step=next_step,
+            delivered=0,
+            state={},
+        )
+        records = list(history)
+        delivery = Delivery("conformance", self.make(), run, records, self.file, told.append, samples=4)
+        for one in new:
+            records.append(one)
+            delivery.recorded(one["step"], samples(one["step"]) if KEY in one else [])
+        delivery.close(outcome)
+        deadline = time.monotonic() + self.timeout_s
+        while not delivery.ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+        problems = [*told, *delivery.last_words(self.timeout_s)]
+        return problems[0] if problems else None
+
+
+def _steps(*steps: int) -> list[dict[str, Any]]:
+    return [record(step) for step in steps]
+
+
+def a_run_is_logged_from_start_to_end(run: _Run, read: Read | None) -> str | None:
+    problem = run.part(0, _steps(0, 1, 2), [], Outcome("done"))
+    if problem or read is None:
+        return problem
+    return _once(read(), range(3))
+
+
+def a_run_that_failed_before_its_first_step_ends(run: _Run, read: Read | None) -> str | None:
+    del read
+    return run.part(0, [], [], Outcome("failed", "engine-0: killed by SIGKILL"))
+
+
+def a_resumed_run_neither_repeats_nor_skips_a_step(run: _Run, read: Read | None) -> str | None:
+    """Four steps, then from step 2 again to step 4."""
+    problem = run.part(0, _steps(0, 1, 2, 3), [], Outcome("interrupted"))
+    problem = problem or run.part(2, _steps(2, 3, 4), _steps(0, 1), Outcome("done"))
+    if problem or read is None:
+        return problem
+    return _once(read(), range(5))
+
+
+def what_an_earlier_part_did_not_deliver_is_taken(run: _Run, read: Read | None) -> str | None:
+    """The first two steps come from metrics.jsonl."""
+    problem = run.part(2, _steps(2), _steps(0, 1), Outcome("done"))
+    if problem or read is None:
+        return problem
+    return _once(read(), range(3))
+
+
+def a_run_goes_on_after_its_last_evaluation(run: _Run, read: Read | None) -> str | None:
+    """Ended at step 2 with an evaluation there; continued, step 2 has its training beside it."""
+    last = {"step": 2, "weights_version": 2, EVALUATED: 0.5}
+    problem = run.part(0, [*_steps(0, 1), last], [], Outcome("done"))
+    problem = problem or run.part(2, [{**record(2), EVALUATED: 0.5}], _steps(0, 1), Outcome("done"))
+    if problem or read is None:
+        return problem
+    points = read()
+    return _once(points, range(3)) or _once(points, [2], EVALUATED) or _once(points, range(3), "weights_version")
+
+
+def what_is_kept_for_a_resume_is_json_without_secrets(run: _Run, read: Read | None) -> str | None:
+    del read
+    problem = run.part(0, _steps(0), [], Outcome("done"))
+    text = json.dumps(dict(run.file.read("conformance").state))
+    return problem or (f"state {text} has a secret's name in it" if SECRET.search(text) else None)
+
+
+def _once(points: Points, steps: Sequence[int], key: str = KEY) -> str | None:
+    found = sorted(step for step, name, _ in points if name == key)
+    return None if found == list(steps) else f"{key} should be there once at each of {list(steps)}; it is at {found}"
+
+
+TRACKER_CHECKS: tuple[Callable[[_Run, Read | None], str | None], ...] = (
+    a_run_is_logged_from_start_to_end,
+    a_run_that_failed_before_its_first_step_ends,
+    a_resumed_run_neither_repeats_nor_skips_a_step,
+    what_an_earlier_part_did_not_deliver_is_taken,
+    a_run_goes_on_after_its_last_evaluation,
+    what_is_kept_for_a_resume_is_json_without_secrets,
+)
+
+
+def check_tracker(
+    make: Callable[[Path], Tracker],
+    folder: Path,
+    *,
+    read: Callable[[Path], Points] | None = None,
+    timeout_s: float = 30.0,
+) -> list[CheckResult]:
+    """Run every check.
+
+    Args:
+        make: a new tracker for the run in this folder; called once for each part of a run.
+        folder: an empty one; each check has a run folder in it.
+        read: the (step, name, value) points that were stored for the run in this folder.
+        timeout_s: for each part of a run, until the tracker has ended.
+    """
+    results: list[CheckResult] = []
+    for check in TRACKER_CHECKS:
+        place = folder / check.__name__
+        run = _Run(lambda place=place: make(place), place, timeout_s)
+        problem = check(run, None if read is None else lambda place=place: read(place))
+        results.append(CheckResult(check.__name__.replace("_", " "), problem))
+    return results

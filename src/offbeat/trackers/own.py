@@ -1,0 +1,80 @@
+"""A tracker of the user's own: `file.py:Class` or `package.module:Class`, made with `options` as keyword arguments."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from offbeat.errors import ConfigError
+from offbeat.trackers.tracker import Tracker
+
+METHODS = ("start", "log", "samples", "finish")
+
+
+def load_class(spec: str) -> type[Tracker]:
+    """Runs the user's module. Raises `ConfigError`."""
+    place, _, name = spec.rpartition(":")
+    where = f"trackers: {spec!r}"
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file; paths are relative to the configuration file.") from None
+    except Exception as error:
+        raise ConfigError(
+            f"{where}: cannot be imported ({type(error).__name__}: {error}); correct the file."
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = [known for known, value in vars(module).items() if isinstance(value, type)]
+        near = difflib.get_close_matches(name, classes, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(classes) or 'no classes'}."
+        raise ConfigError(f"{where}: there is no class {name!r}; {hint}")
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise ConfigError(
+            f"{where}: has no method {' and no '.join(missing)}; a tracker has {', '.join(METHODS)} (docs/trackers.md)."
+        )
+    return found
+
+
+def make(spec: str, options: Mapping[str, Any]) -> Tracker:
+    """Raises `ConfigError`, also for an option that the class does not take."""
+    made = load_class(spec)
+    where = f"trackers: {spec!r}"
+    try:
+        inspect.signature(made).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"{where}: options do not fit its parameters: {error}; correct `options`.") from error
+    try:
+        return made(**options)
+    except Exception as error:
+        raise ConfigError(f"{where}: cannot be made ({type(error).__name__}: {error}); correct `options`.") from error
+
+
+def _module_of_file(file: Path) -> ModuleType:
+    """As `python file.py` would find things: its own folder comes first for imports."""
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    name = "offbeat_tracker_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file.resolve()))
+    if name in sys.modules:
+        return sys.modules[name]
+    if (folder := str(file.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

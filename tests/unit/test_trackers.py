@@ -1,0 +1,418 @@
+"""Between a run and its trackers nothing is repeated, skipped or waited for, and secrets are not written down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_trackers_libraries import last_evaluation, record, samples
+
+from offbeat.config import Config, parse_config
+from offbeat.errors import ConfigError
+from offbeat.testing.tracker_conformance import check_tracker
+from offbeat.trackers import Opened, Outcome, TrackedRun, require_trackers, tracking
+from offbeat.trackers.delivery import TEXT_LIMIT, WAITING_TABLES, fault, table
+from offbeat.trackers.tracker import flat
+
+PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
+FAULTY = """
+import json, sys, threading, time
+from pathlib import Path
+from offbeat.trackers import Opened
+
+class Faulty:
+    '''Writes each call into calls.jsonl of the run; `fail` says where it fails how often.'''
+    def __init__(self, fail="", times=1, rewind=False):
+        self.fail, self.times, self.rewind = fail, times, rewind
+    def write(self, *call):
+        with (self.folder / "calls.jsonl").open("a") as file:
+            print(json.dumps(call), file=file)
+        if self.fail == call[0] and self.times > 0:
+            self.times -= 1
+            raise RuntimeError("no route to host")
+        if self.fail == "hang " + call[0]:
+            threading.Event().wait()
+        if self.fail == "exit " + call[0]:
+            sys.exit(3)
+    def start(self, run):
+        self.folder = run.folder
+        self.write("start", run.next_step, run.delivered, dict(run.state))
+        if self.rewind:
+            return Opened(min(run.next_step, run.delivered), replaces=True, state={"id": "x"})
+        return Opened(run.delivered, state={"id": "x"})
+    def log(self, step, metrics):
+        self.write("log", step, dict(metrics))
+    def samples(self, step, rows):
+        self.write("samples", step, len(rows))
+    def finish(self, outcome):
+        self.write("finish", outcome.status, outcome.error)
+"""
+MINIMAL: dict[str, Any] = {
+    "model": "m",
+    "steps": 6,
+    "prompts_per_step": 1,
+    "data": [{"source": "rows.jsonl", "rewards": {"rewards.py:f": 1.0}}],
+}
+
+
+def config_with(*trackers: Mapping[str, Any], folder: Path | None = None) -> Config:
+    return parse_config({**MINIMAL, "trackers": list(trackers)}, folder=folder)
+
+
+def faulty(folder: Path, **options: Any) -> Config:
+    (folder / "mine.py").write_text(FAULTY)
+    return config_with({"kind": "mine.py:Faulty", "options": options}, folder=folder)
+
+
+def part(
+    config: Config,
+    folder: Path,
+    new: Sequence[Mapping[str, Any]],
+    *,
+    history: Sequence[Mapping[str, Any]] = (),
+    next_step: int = 0,
+    error: BaseException | None = None,
+    finish_s: float = 20.0,
+    ready: Callable[[int], bool] = lambda done: True,
+) -> list[str]:
+    """One part of a run; returns the warnings. `ready(n)` must hold before the n-th record is made."""
+    warnings: list[str] = []
+
+    async def main() -> None:
+        tracked = tracking(
+            config, folder, next_step=next_step, history=history, warn=warnings.append, finish_s=finish_s
+        )
+        async with tracked as trackers:
+            for number, one in enumerate(new):
+                async with asyncio.timeout(20):
+                    while not ready(number):  # noqa: ASYNC110 – it looks at a file
+                        await asyncio.sleep(0.01)
+                trackers.recorded(one, samples(one["step"]) if "reward_mean" in one else [])
+                warnings.extend(trackers.words())
+            if error is not None:
+                raise error
+
+    try:
+        asyncio.run(main())
+    except BaseException as raised:
+        if raised is not error:
+            raise
+    return warnings
+
+
+def calls(folder: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def logged(folder: Path) -> list[int]:
+    return [call[1] for call in calls(folder) if call[0] == "log"]
+
+
+# --- the order of calls ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_told_in_order_with_the_table_after_its_step(tmp_path: Path) -> None:
+    config = faulty(tmp_path)
+    assert part(config, tmp_path, [record(5), last_evaluation(6)], next_step=5) == []
+    numbers = {"weights_version": 5, "reward_mean": 5.0, "tokens_generated": 45, "reward/length": 0.5}
+    assert calls(tmp_path) == [
+        ["start", 5, 0, {}],
+        ["log", 5, numbers],
+        ["samples", 5, 4],
+        ["log", 6, {"weights_version": 6, "eval/held/avg@4": 1.5}],
+        ["finish", "done", None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (None, ["finish", "interrupted", None]),
+        (RuntimeError("engine-0: killed\nlog"), ["finish", "failed", "engine-0: killed"]),
+        (asyncio.CancelledError(), ["finish", "interrupted", None]),
+    ],
+)
+def test_a_tracker_is_told_how_the_run_ended(tmp_path: Path, error: BaseException | None, ended: list[Any]) -> None:
+    part(faulty(tmp_path), tmp_path, [record(0)], error=error)
+    assert calls(tmp_path)[-1] == ended
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_steps_done_again_are_not_sent_again(tmp_path: Path, early: bool) -> None:
+    """Whether the tracker has started before they are done, or after."""
+    config = faulty(tmp_path)
+    part(config, tmp_path, [record(step) for step in range(4)])
+
+    def started_again(number: int) -> bool:
+        del number
+        return not early or '["start", 2' in (tmp_path / "calls.jsonl").read_text()
+
+    again = [record(2), record(3), record(4)]
+    part(config, tmp_path, again, history=[record(0), record(1)], next_step=2, ready=started_again)
+    assert logged(tmp_path) == [0, 1, 2, 3, 4]
+    assert ["start", 2, 4, {"id": "x"}] in calls(tmp_path)
+
+
+def test_a_tracker_that_can_replace_gets_them_again(tmp_path: Path) -> None:
+    config = faulty(tmp_path, rewind=True)
+    part(config, tmp_path, [record(step) for step in range(4)])
+    part(config, tmp_path, [record(2), record(3), record(4)], history=[record(0), record(1)], next_step=2)
+    assert logged(tmp_path) == [0, 1, 2, 3, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rewind", [False, True])
+def test_an_evaluation_after_the_last_step_is_there_once_when_the_run_goes_on(tmp_path: Path, rewind: bool) -> None:
+    config = faulty(tmp_path, rewind=rewind)
+    history = [record(0), record(1)]
+    part(config, tmp_path, [*history, last_evaluation(2)])
+    part(config, tmp_path, [{**record(2), **last_evaluation(2)}], history=history, next_step=2)
+    last = calls(tmp_path)[-3]
+    assert last[:2] == ["log", 2]
+    assert ("eval/held/avg@4" in last[2]) == ("weights_version" in last[2]) == rewind
+    assert last[2]["reward_mean"] == 2.0
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fail", ["start", "log"])
+def test_a_fault_is_told_once_and_what_was_missed_is_sent_when_it_works_again(tmp_path: Path, fail: str) -> None:
+    config = faulty(tmp_path, fail=fail, times=1)
+    file = tmp_path / "calls.jsonl"
+    seen = f'["{fail}", 0'
+    steps = [record(step) for step in range(6)]
+    told = part(config, tmp_path, steps, ready=lambda n: n != 1 or (file.exists() and seen in file.read_text()))
+    (text,) = told
+    assert "mine.py:Faulty: RuntimeError: no route to host. The run goes on" in text
+    assert logged(tmp_path) == ([0] if fail == "log" else []) + list(range(6))
+    assert calls(tmp_path)[-1] == ["finish", "done", None]
+
+
+def test_a_library_that_ends_the_program_ends_nothing_and_the_rest_is_sent_later(tmp_path: Path) -> None:
+    fault, missing = part(faulty(tmp_path, fail="exit log"), tmp_path, [record(0)])
+    assert "SystemExit: 3" in fault
+    assert "1 of 1 records were not delivered" in missing
+    assert part(faulty(tmp_path), tmp_path, [], history=[record(0)], next_step=1) == []
+    assert [call[0] for call in calls(tmp_path)][-3:] == ["start", "log", "finish"]
+
+
+def test_a_tracker_that_hangs_is_left_alone_after_the_deadline_and_the_rest_is_sent_later(tmp_path: Path) -> None:
+    (text,) = part(faulty(tmp_path, fail="hang log"), tmp_path, [record(0), record(1)], finish_s=0.3)
+    assert "did not end within 0.3 s" in text
+    assert "2 of 2 records were not delivered" in text
+    assert f"`offbeat track {tmp_path}`" in text
+    assert part(faulty(tmp_path), tmp_path, [], history=[record(0), record(1)], next_step=2) == []
+    assert logged(tmp_path) == [0, 0, 1]
+
+
+def test_a_fault_of_a_table_or_of_the_end_costs_no_metrics(tmp_path: Path) -> None:
+    for fail in ("samples", "finish"):
+        folder = tmp_path / fail
+        folder.mkdir()
+        (text,) = part(faulty(folder, fail=fail, times=9), folder, [record(0), record(1)])
+        assert "no route to host" in text
+        assert logged(folder) == [0, 1]
+
+
+def test_a_slow_tracker_loses_tables_only_and_it_is_said(tmp_path: Path) -> None:
+    steps = WAITING_TABLES + 5
+    config = faulty(tmp_path, fail="hang start")
+    (text,) = part(config, tmp_path, [record(step) for step in range(steps)], finish_s=0.2)
+    assert "5 sample tables were left out" in text
+    assert f"{steps} of {steps} records were not delivered" in text
+
+
+def test_one_tracker_does_not_hold_up_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAULTY + "\nclass Other(Faulty):\n    pass\n")
+    hangs = {"kind": "mine.py:Other", "options": {"fail": "hang start"}}
+    config = config_with(hangs, {"kind": "mine.py:Faulty"}, folder=tmp_path)
+    part(config, tmp_path, [record(0)], finish_s=1)
+    assert logged(tmp_path) == [0]
+    assert ["finish", "interrupted", None] in calls(tmp_path)
+
+
+def test_a_secret_of_the_environment_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
+    assert "abcdef123456" not in fault("wandb", ValueError("invalid key abcdef123456\n\nmore"))
+    assert "\n" not in fault("wandb", ValueError("a\nb"))
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_spread_over_the_step_and_bounded() -> None:
+    rows = [{**row, "completion": "x" * 5000, "prompt": "half a pair \ud800"} for row in samples(3) * 4]
+    chosen = table(rows, 3)
+    assert len(chosen) == 3
+    assert all(len(row["completion"]) == TEXT_LIMIT + 1 for row in chosen)
+    assert "advantage" not in chosen[0]
+    assert chosen[0]["prompt"] == "half a pair \ufffd"
+    assert table(rows, 0) == []
+    assert len(table(rows[:2], 8)) == 2
+
+
+def test_a_config_is_flattened_to_the_dotted_paths_of_its_keys() -> None:
+    leaves = flat({"steps": 3, "trainer": {"lr": 1.0, "betas": [0.9, 0.95]}, "data": [{"name": "a"}], "eval": []})
+    assert leaves == {"steps": 3, "trainer.lr": 1.0, "trainer.betas": [0.9, 0.95], "data.0.name": "a", "eval": []}
+
+
+# --- the config -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"kind": "wandbb"}, "did you mean 'wandb'?"),
+        ({"kind": "mine.py"}, "must be one of tensorboard, wandb, trackio, mlflow; or file.py:Class"),
+        ({"kind": "tensorboard", "project": "p"}, "trackers.0.project: tensorboard has none, only wandb"),
+        ({"kind": "mlflow", "mode": "offline"}, "trackers.0.mode: mlflow has none, only wandb"),
+        ({"kind": "wandb", "mode": "of"}, "trackers.0.mode"),
+        ({"kind": "wandb", "options": {"entiti": "x"}}, "did you mean `entity`?"),
+        ({"kind": "tensorboard", "options": {"x": 1}}, "known here: max_queue, flush_secs, filename_suffix"),
+        ({"kind": "wandb", "options": {"api_key": "x7secretx7"}}, "set WANDB_API_KEY"),
+        ({"kind": "m.py:C", "options": {"auth": {"Token": "x7secretx7"}}}, "set an environment variable"),
+        ({"kind": "mlflow", "url": "https://me:x7secretx7@host"}, "MLFLOW_TRACKING_TOKEN"),
+        ({"kind": "trackio", "url": "https://host?write_token=x7secretx7"}, "TRACKIO_WRITE_TOKEN"),
+        ({"kind": "wandb", "samples": 1000}, "trackers.0.samples = 1000: must be less than or equal to 256"),
+        ({"kind": "wandb", "nmae": "x"}, "trackers.0.nmae: unknown key; did you mean `name`?"),
+        ({}, "trackers.0.kind: missing"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_repeats_no_secret(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_with(section)
+    (text,) = caught.value.problems
+    assert says in text
+    assert "x7secretx7" not in text
+
+
+def test_two_of_a_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="is there already"):
+        config_with({"kind": "wandb"}, {"kind": "wandb", "project": "p"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("gone.py:Mine", {}, "no such file"),
+        ("mine.py:Faultyy", {}, "did you mean 'Faulty'?"),
+        ("mine.py:Faulty", {"fial": 1}, "options do not fit its parameters: got an unexpected keyword argument 'fial'"),
+        ("mine.py:Opened", {}, "has no method start and no log and no samples and no finish"),
+        ("no_such_package.module:Mine", {}, "cannot be imported"),
+    ],
+)
+def test_a_tracker_of_ones_own_is_checked_before_anything_starts(
+    tmp_path: Path, kind: str, options: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(FAULTY)
+    with pytest.raises(ConfigError) as caught:
+        require_trackers(config_with({"kind": kind, "options": options}, folder=tmp_path))
+    assert says in str(caught.value)
+
+
+def test_a_library_that_is_missing_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> None:
+        del name
+
+    monkeypatch.setattr("importlib.util.find_spec", nothing)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'offbeat[track]'")):
+        require_trackers(config_with({"kind": "wandb"}))
+
+
+@pytest.mark.parametrize("kind", [None, "tensorboard", "wandb", "trackio", "mlflow"])
+def test_no_library_is_imported_unless_it_is_named(kind: str | None) -> None:
+    """And even then not by the check before the start: a slow import is the tracker's thread's."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_trackers as t, offbeat.training;"
+        "from offbeat.trackers.opening import make_tracker;"
+        f"[make_tracker(s) for s in t.config_with(*{[{'kind': kind}] if kind else []!r}).trackers];"
+        "print([n for n in ('tensorboard', 'wandb', 'trackio', 'mlflow') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# --- the conformance suite, and the page that shows it ------------------------------------------------------------
+
+
+class Recording:
+    """Keeps points in a list of the test, as a conforming tracker does."""
+
+    def __init__(self, points: list[tuple[int, str, float]], *, forget: bool = False) -> None:
+        self.points = points
+        self.forget = forget
+
+    def start(self, run: TrackedRun) -> Opened:
+        return Opened(0 if self.forget else run.delivered)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.points.extend((step, key, value) for key, value in metrics.items())
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        json.dumps([step, rows])
+
+    def finish(self, outcome: Outcome) -> None: ...
+
+
+def test_the_conformance_suite_passes_a_good_tracker_and_finds_one_that_repeats_steps(tmp_path: Path) -> None:
+    for forget in (False, True):
+        stored: dict[Path, list[tuple[int, str, float]]] = {}
+        results = check_tracker(
+            lambda run, forget=forget, stored=stored: Recording(stored.setdefault(run, []), forget=forget),
+            tmp_path / str(forget),
+            read=lambda run, stored=stored: stored[run],
+        )
+        problems = {result.name: result.problem for result in results if result.problem}
+        assert bool(problems) == forget, problems
+        if forget:
+            assert "it is at [0, 0, 1, 1, " in problems["a resumed run neither repeats nor skips a step"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_every_section_in_the_page_is_a_valid_configuration(tmp_path: Path) -> None:
+    found = blocks("toml")
+    assert {kind for text in found for kind in re.findall(r'kind = "(\w+)"', text)} >= {
+        "tensorboard",
+        "wandb",
+        "trackio",
+        "mlflow",
+    }
+    for text in found:
+        parse_config({**MINIMAL, **tomllib.loads(text)}, folder=tmp_path)
+
+
+def test_the_tracker_in_the_page_conforms_as_the_page_says(tmp_path: Path) -> None:
+    tracker, check = blocks("python")
+    (tmp_path / "lines.py").write_text(tracker)
+    (tmp_path / "test_lines.py").write_text(check)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lines.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout
+    section = {"kind": "lines.py:Lines", "options": {"file": "lines.jsonl"}}
+    assert part(config_with(section, folder=tmp_path), tmp_path, [record(0)]) == []
+    assert json.loads((tmp_path / "lines.jsonl").read_text())["reward_mean"] == 0.0
