@@ -15,12 +15,16 @@ INPUTS := pyproject.toml constraints.txt
 # The tiny models are too small for several threads an operation; on a busy machine more threads are ten times slower.
 one_thread := OMP_NUM_THREADS=1
 
-.PHONY: help quickstart test check format bench clean
+.PHONY: help quickstart smollm2 test check format bench clean
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.train ## Train a tiny language model, one step off-policy (about two minutes on two CPU cores)
 	@$(BIN)/offbeat train examples/quickstart.toml $(ARGS)
+
+smollm2: $(VENV)/.train ## Train SmolLM2-135M-Instruct to do short sums (downloads it first; a quarter of an hour or more)
+	@$(BIN)/python examples/smollm2_model.py
+	@$(BIN)/offbeat train examples/smollm2_arithmetic.toml $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests but those that need a GPU (minutes)
 	@$(one_thread) $(BIN)/python -m pytest -m "not gpu" $(ARGS)

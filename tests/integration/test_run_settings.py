@@ -128,6 +128,14 @@ def _mixed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mixed:
         "prompt": "question",
         "answer": "solution",
         "max_prompt_tokens": 16,
+        "rewards": {"exact_match": 1.0, "rewards.py:length": 0.0},
+    }
+    heldout = {
+        "name": "heldout",
+        "source": "heldout.jsonl",
+        "every_steps": 2,
+        "samples_per_prompt": 2,
+        "temperature": 0.0,
         "rewards": {"exact_match": 1.0},
     }
     config = write_config(
@@ -140,7 +148,7 @@ def _mixed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mixed:
         sampling={"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.001},
         data=[lines, table],
         warmup={"source": "train.jsonl", "format": "text", "answer": "answer", "steps": 1, "samples_per_step": 4},
-        eval=[{"name": "heldout", "source": "heldout.jsonl", "every_steps": 2, "rewards": {"exact_match": 1.0}}],
+        eval=[heldout],
     )
     with no_leaks(adopt=True), reading() as found:
         steps = train(config, run)
@@ -186,12 +194,16 @@ def test_on_policy_with_truncated_sampling_several_updates_mixed_data_and_reward
     trained = [sample for sample in samples(mixed.run) if sample["eval"] is None]
     assert Counter(sample["source"] for sample in trained) == {"lines": 36, "table": 12}
     assert {tuple(sorted(s["parts"])) for s in trained if s["source"] == "lines"} == {("patient", "spread")}
-    assert {tuple(s["parts"]) for s in trained if s["source"] == "table"} == {("exact_match",)}
+    from_table = [sample for sample in trained if sample["source"] == "table"]
+    assert any(s["parts"]["length"] for s in from_table)  # weight 0: recorded, and no part of the reward
+    assert [s["reward"] for s in from_table] == [s["parts"]["exact_match"] for s in from_table]
     groups = Counter((s["step"], s["prompt_id"]) for s in trained if s["parts"].get("spread") == 1.0)
     assert len(groups) == 9  # every group had a longest
 
     evaluated = [sample for sample in samples(mixed.run) if sample["eval"] == "heldout"]
     assert {(s["step"], s["versions"][0][0]) for s in evaluated} == {(0, 0), (2, 2), (3, 3)}
+    texts = {(s["step"], s["prompt_id"], s["completion"]) for s in evaluated}
+    assert len(texts) == len(evaluated) / 2  # greedy: both samples of a prompt are the same
     with_eval = [r for r in records(mixed.run) if any(key.startswith("eval/") for key in r)]
     assert [record["eval/heldout/weights_version"] for record in with_eval] == [0, 2, 3]
 

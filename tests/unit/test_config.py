@@ -277,3 +277,10 @@ def test_a_sampling_option_reaches_the_engines_as_it_was_given(key: str, value: 
     assert getattr(default.resolve([2]), key) != value
     stops = parse_config(with_key("sampling.stop_token_ids", [5, 2])).sampling.resolve([2, 3])
     assert stops.stop_token_ids == (2, 3, 5)
+
+
+def test_a_held_out_set_may_be_greedy_and_training_may_not() -> None:
+    assert parse_config({**MINIMAL, "eval": [{"source": "a", "temperature": 0}]}).eval[0].temperature == 0.0
+    (text,) = problems({**MINIMAL, "eval": [{"source": "a", "temperature": 1e-4}]})
+    assert "eval.eval.temperature = 0.0001: must be 0 (greedy), or at least 0.001" in text
+    assert "sampling.temperature" in problems(with_key("sampling.temperature", 0))[0]

@@ -193,11 +193,11 @@ def test_commands_in_the_documents_exist() -> None:
     from offbeat.cli import app
 
     commands = set(getattr(get_command(app), "commands", {}))
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
     for page in PAGES:
         for block in snippets(page, ""):
             for line in block.splitlines():
-                words = re.match(r"(?:\$ )?(?:\.venv/bin/)?(offbeat|make)\s+([a-z]+)", line)
+                words = re.match(r"(?:\$ )?(?:\.venv/bin/)?(offbeat|make)\s+([a-z0-9]+)", line)
                 if words:
                     known = commands if words[1] == "offbeat" else targets
                     assert words[2] in known, f"{page.relative_to(ROOT)}: {line}"

@@ -113,8 +113,8 @@ class EvalSection(Section):
     max_prompts: Count | None = None
     """Take the first n rows only."""
     max_prompt_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=1e-3)] | None = None
-    """Sampling fields default to those of `[sampling]`."""
+    temperature: NotNegative | None = None
+    """0 is greedy. Sampling fields default to those of `[sampling]`."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Index | None = None
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -358,6 +358,11 @@ def _data_problems(config: Config) -> list[str]:
     names = [section.name for section in config.eval]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"eval: {names.count(name)} sets are named {name!r}; give each `[[eval]]` its own `name`.")
+    for section in config.eval:
+        if section.temperature is not None and 0 < section.temperature < 1e-3:
+            problems.append(
+                f"eval.{section.name}.temperature = {section.temperature}: must be 0 (greedy), or at least 0.001."
+            )
     for section in config.data:
         if not section.rewards:
             problems.append(
