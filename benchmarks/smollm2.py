@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,23 @@ def demonstrations(train: list[dict[str, str]], count: int) -> list[dict[str, st
     return list({row["expression"]: row for row in train}.values())[:count]
 
 
-def few_shot_sets(data: Path, work: Path, items: int) -> list[dict[str, Any]]:
+def few_shot_chosen(text: str) -> tuple[tuple[str, int], ...]:
+    """`line-4,question-8` as pairs of FEW_SHOT; all of it for nothing. Raises `SystemExit` for others."""
+    known = {f"{form}-{count}": (form, count) for form, count in FEW_SHOT}
+    names = text.split(",") if text else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"--few-shot {','.join(unknown)}: unknown; known are {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def few_shot_sets(
+    data: Path, work: Path, items: int, chosen: Sequence[tuple[str, int]] = FEW_SHOT
+) -> list[dict[str, Any]]:
     """An `[[eval]]` section for each prompt, sampled and greedy; writes their rows into `work`."""
     work.mkdir(parents=True, exist_ok=True)
     train, held_out = read_rows(data / "train.jsonl"), read_rows(data / "heldout.jsonl")[:items]
     sections: list[dict[str, Any]] = []
-    for form, count in FEW_SHOT:
+    for form, count in chosen:
         name = f"{form}-{count}"
         rows = few_shot_rows(form, demonstrations(train, count), held_out)
         source = work / f"{name}.jsonl"
@@ -180,7 +191,8 @@ def evaluate_few_shot(arguments: argparse.Namespace, settings: list[str], folder
     kept = folder / "few-shot.json"
     if not kept.is_file():
         started = time.monotonic()
-        sets = few_shot_sets(arguments.data, folder / "few-shot", arguments.items)
+        chosen = few_shot_chosen(arguments.few_shot)
+        sets = few_shot_sets(arguments.data, folder / "few-shot", arguments.items, chosen)
         results = evaluate_only(CONFIG, [*settings, f"eval={toml(sets)}"], step=None, display=SilentDisplay())
         figured = {result.name: figures(result.to_metrics(), result.name) for result in results}
         kept.write_text(json.dumps(figured) + "\n", encoding="utf-8")
@@ -386,6 +398,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--prompts", type=int, default=32, help="prompts a step, with 8 samples each")
     parser.add_argument("--items", type=int, default=1000, help="held-out sums")
+    parser.add_argument("--few-shot", default="", metavar="FORM-COUNT,…", help="only these few-shot prompts")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at the same time")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")

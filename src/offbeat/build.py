@@ -46,6 +46,7 @@ from offbeat.rollout.settings import EngineSettings
 from offbeat.rpc.client import Hub, Worker
 from offbeat.rpc.messages import EngineDescription, TrainerDescription
 from offbeat.rpc.process import ProcessSpec
+from offbeat.saved_models import origin_of, resolve_model
 from offbeat.stages import generate_requests
 from offbeat.trainer.client import RemoteTrainer
 from offbeat.trainer.settings import TrainerSettings
@@ -75,6 +76,12 @@ class Prepared:
     warmup: WarmupSet | None
 
     @property
+    def model_name(self) -> str:
+        """For people: the model's last name, or the checkpoint that it comes from."""
+        origin = origin_of(self.config.model)
+        return Path(self.config.model).name if origin is None else f"from {origin}"
+
+    @property
     def eval_sets(self) -> tuple[EvalSet, ...]:
         """With their own sampling where a set has it."""
         return tuple(_eval_set(data, self.sampling) for data in self.eval_data)
@@ -101,9 +108,10 @@ def _eval_set(data: EvalData, sampling: Sampling) -> EvalSet:
 def prepare(config: Config) -> Prepared:
     """Check everything that can be checked without starting a process. Raises `ConfigError` with all that it found.
 
-    Cheap checks come first: a wrong path is reported before any library is loaded.
+    Cheap checks come first: a wrong path is reported before any library is loaded. A `model` that names a run or a
+    checkpoint becomes the folder of the model saved there, in the config that is returned.
     """
-    model = _check_early(config)
+    config, model = _check_early(config)
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
     config, problems = _fit_to_model(config, model)
@@ -142,10 +150,11 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup)
 
 
-def _check_early(config: Config) -> ModelFolder:
+def _check_early(config: Config) -> tuple[Config, ModelFolder]:
     """What needs no library to be found wrong, all at once."""
     problems = _path_problems(config)
     try:
+        config = resolve_model(config)
         model = inspect_model(config.model, config.revision, config.init)
     except ConfigError as error:
         raise ConfigError(*error.problems, *problems) from error
@@ -160,7 +169,7 @@ def _check_early(config: Config) -> ModelFolder:
         )
     if problems:
         raise ConfigError(*problems)
-    return model
+    return config, model
 
 
 def _fit_to_model(config: Config, model: ModelFolder) -> tuple[Config, list[str]]:

@@ -122,6 +122,121 @@ def track(folder: RunPath) -> None:
     send(folder, say=typer.echo)
 
 
+@app.command(name="try")
+def try_(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option("-n", help="Prompts; each is sampled samples_per_prompt times.")] = 16,
+    warmup: Annotated[bool, typer.Option(help="Run the supervised [warmup] first, as a run would.")] = True,
+    figures: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Write the samples to this file, for `offbeat samples` and `rescore`.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Sample and score a few prompts as the first step of a run would, before a run is started."""
+    from offbeat.commands.trial import Outputs, try_config
+    from offbeat.config import load_config
+    from offbeat.metrics.display import make_display
+
+    try_config(
+        load_config(config, overrides or ()),
+        prompts=prompts,
+        warmup=warmup,
+        outputs=Outputs(figures, samples),
+        display=make_display(quiet=quiet),
+    )
+
+
+@app.command()
+def samples(
+    target: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="The folder of a run, or its samples.jsonl.")],
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Highest rewards first.")] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Most tokens first.")] = False,
+    step: Annotated[int | None, typer.Option(help="Of this step (with --eval: of this weights version).")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="Of this held-out set; default: training samples.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Of the prompt with this id, e.g. data/12.")] = None,
+    grep: Annotated[str | None, typer.Option(help="With this text in prompt or completion, in any case.")] = None,
+    count: Annotated[int, typer.Option("-n", help="How many.")] = 5,
+    group: Annotated[bool, typer.Option("--group", help="With all other samples of their prompts.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
+) -> None:
+    """Read samples of a run: the newest, or the worst, best or longest ones."""
+    from offbeat.commands.samples import Choice
+    from offbeat.commands.samples import samples as show_samples
+    from offbeat.metrics import recorded
+
+    orders = {"worst": worst, "best": best, "longest": longest}
+    chosen = [name for name, on in orders.items() if on]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} are two orders; choose one.")
+    wanted = recorded.Wanted(step, evaluation, prompt, grep)
+    order = getattr(recorded, chosen[0]) if chosen else None
+    show_samples(target, Choice(wanted, order, count, groups=group, full=full))
+
+
+@app.command()
+def rescore(
+    target: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="The folder of a run, or its samples.jsonl.")],
+    overrides: Overrides = None,
+    rewards: Annotated[
+        Path | None, typer.Option(help="A config whose rewards are used in place of those of the run.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Of this step (with --eval: of this weights version).")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="Of this held-out set; default: training samples.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="At most about so many samples, whole groups.")] = None,
+    changed_rows: Annotated[
+        bool, typer.Option("--changed-rows", help="Use rows of the data that have changed since as they are now.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the samples with their new scores to this file.")] = None,
+) -> None:
+    """Run a changed reward over recorded samples and compare it with the old one; the run stays as it is."""
+    from offbeat.commands.rescore import rescore as run_rescore
+    from offbeat.metrics.recorded import Wanted
+
+    run_rescore(
+        target,
+        overrides or (),
+        rewards=rewards,
+        wanted=Wanted(step, evaluation),
+        limit=limit,
+        changed_rows=changed_rows,
+        output=output,
+    )
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The saved step that evaluated best.")] = False,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What --best goes by: SET, SET/avg@k or SET/pass@k; default: checkpoint.best, or the first set."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 or float32; default: bfloat16 if the base model is, else float32.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="A new folder; default: RUN/exports/step-<n>.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push it to a hub, too (private).")] = None,
+    public: Annotated[bool, typer.Option("--public", help="For all to see.")] = False,
+) -> None:
+    """Write the model of a checkpoint as a folder that transformers and vLLM load."""
+    from offbeat.commands.export import Order
+    from offbeat.commands.export import export as run_export
+
+    if dtype not in (None, "bfloat16", "float32"):
+        raise ConfigError(f"--dtype {dtype}: must be bfloat16 or float32.")
+    run_export(folder, Order(step, best, metric, dtype, output, push, public))
+
+
 def _exit(result: RunResult) -> None:
     if result.interrupted:
         raise typer.Exit(130)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 from offbeat.build import Prepared, System
 from offbeat.metrics.display import Display
@@ -27,12 +26,12 @@ def header(prepared: Prepared) -> Header:
     dropped = sum(source.dropped for source in prepared.prompts.sources)
     epoch = prepared.prompts.rows / config.prompts_per_step
     rows = (
-        ("model", f"{Path(config.model).name} · {prepared.model.model_type} · init {config.init}"),
+        ("model", f"{prepared.model_name} · {prepared.model.model_type} · init {config.init}"),
         ("engines", f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype}"),
         ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
         ("batch", arithmetic),
     )
-    return Header(title=Path(config.model).name, rows=rows, steps=config.steps)
+    return Header(title=prepared.model_name, rows=rows, steps=config.steps)
 
 
 @contextlib.asynccontextmanager

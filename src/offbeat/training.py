@@ -166,18 +166,25 @@ async def _bring_to_start(
         display.phase(f"loading {checkpoint.folder.name}")
         with recorder.timeline.span("trainer", "load", category="start"):
             await system.trainer.load(str(checkpoint.folder / "trainer-0"))
-    elif prepared.warmup is not None and prepared.config.warmup is not None:
-        section = prepared.config.warmup
+    elif prepared.warmup is not None:
         with recorder.timeline.span("trainer", "warmup"):
-            for step in range(section.steps):
-                samples = prepared.warmup.batch(step)
-                result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
-                display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
+            await warm_up(prepared, system, display)
     description = await system.trainer.describe()
     expected = checkpoint.state.weights_version if checkpoint else 0
     if description.weights_version != expected:
         raise RunError(f"the trainer is at version {description.weights_version}, the checkpoint at {expected}")
     recorder.updates_at[expected] = description.optimizer_updates
+
+
+async def warm_up(prepared: Prepared, system: System, display: Display) -> None:
+    """The supervised steps of `[warmup]`, if the config has any: what every new run begins with."""
+    section = prepared.config.warmup
+    if prepared.warmup is None or section is None:
+        return
+    for step in range(section.steps):
+        samples = prepared.warmup.batch(step)
+        result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
+        display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
 
 
 def _result(

@@ -63,6 +63,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Any]
     """The data row as it was read; reward functions see it."""
 
+    @property
+    def row_digest(self) -> str:
+        """Of the columns, 16 hex digits: tells later whether a row is still what a sample was graded with."""
+        import hashlib
+
+        return hashlib.blake2b(repr(self.columns).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine needs of a prompt: token ids, and one seed for each of the n samples."""

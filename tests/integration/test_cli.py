@@ -76,7 +76,7 @@ def train_that_must_not_start(*words: str | Path, cwd: Path) -> Ended:
     with (
         mock.patch("offbeat.rpc.worker.Child", never),
         mock.patch("offbeat.training.start", never),
-        mock.patch("offbeat.commands.evaluate.start", never),
+        mock.patch("offbeat.commands.serving.start", never),
     ):
         ended = command("train", *words, cwd=cwd)
     assert not (cwd / "runs").exists()

@@ -188,6 +188,7 @@ def test_a_sample_has_all_that_is_needed_to_look_at_it_or_score_it_again() -> No
         "sample_index": 2,
         "epoch": 1,
         "source": "data",
+        "row": one.prompt.row_digest,
         "prompt": "two plus three is",
         "completion": "five",
         "reward": 0.75,

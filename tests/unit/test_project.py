@@ -35,7 +35,7 @@ LEVELS: tuple[set[str], ...] = (
     {"algorithms", "data", "metrics", "weights"},
     {"environments", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
-    {"stages"},
+    {"stages", "saved_models", "export"},
     {"loops", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},
     {"showing"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.text import Text
 
@@ -52,7 +50,7 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
     memory = estimate_memory(config, shape, longest)
     sampling = prepared.sampling
     found = [
-        ("model", f"{Path(config.model).name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
+        ("model", f"{prepared.model_name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
         ("memory", f"about {_gib(memory.trainer)} for the trainer, {_gib(memory.engine)} for each engine"),
         (
             "disk",

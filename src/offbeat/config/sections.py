@@ -288,7 +288,7 @@ class Config(Section):
     """A run. See docs/configuration.md."""
 
     model: Text
-    """A folder, or a hub id (with `revision`)."""
+    """A folder, a hub id (with `revision`), or a run or one of its checkpoints: its weights are the start."""
     revision: Text | None = None
     init: Literal["pretrained", "random"] = "pretrained"
     """`random` takes only config and tokenizer from the model folder, and trains from scratch."""

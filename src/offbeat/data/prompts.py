@@ -22,7 +22,7 @@ from offbeat.config import Config, DataSection, EvalSection
 from offbeat.data.chat import Renderer
 from offbeat.data.columns import check_column, check_prompts
 from offbeat.data.order import permutation, shares, slots
-from offbeat.data.sources import Rows, load_rows
+from offbeat.data.sources import Row, Rows, load_rows
 from offbeat.errors import ConfigError, DataError
 from offbeat.types import Prompt
 
@@ -62,17 +62,19 @@ class PromptSource:
                 f"{self.section.max_prompt_tokens}, but had fewer at start; "
                 "make the chat template independent of the time."
             )
-        columns = dict(row)
-        if self.section.answer is not None:
-            columns["answer"] = row[self.section.answer]
         return Prompt(
             id=f"{self.name}/{index}",
             epoch=epoch,
             source=self.name,
             token_ids=rendered.token_ids,
             text=rendered.text,
-            columns=columns,
+            columns=columns_of(row, self.section),
         )
+
+
+def columns_of(row: Row, section: DataSection) -> dict[str, Any]:
+    """What reward functions see of a row: its columns, and `answer` as the section names it."""
+    return dict(row) if section.answer is None else {**row, "answer": row[section.answer]}
 
 
 def open_source(

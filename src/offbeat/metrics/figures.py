@@ -27,6 +27,14 @@ def decimal(value: float | None, digits: int = 2) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
+def short(value: float | None) -> str:
+    """A value of its own, not a mean: `0`, `.5`, `1`, `-.707`, `12.5`; no zeros that say nothing."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    text = f"{value:.3g}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
 def signed(value: float | None, digits: int = 3) -> str:
     """`+.085`, `-.010`."""
     if value is None or not math.isfinite(value):
@@ -75,6 +83,11 @@ def duration(value: float | None) -> str:
 def count(value: float | None) -> str:
     """`12,345`."""
     return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 sample`, `1,024 samples`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def with_error(value: float, error: float | None) -> str:

@@ -37,6 +37,7 @@ def _sample(step: int, scored: Scored, advantage: float | None, evaluation: str 
         "sample_index": rollout.sample_index,
         "epoch": rollout.epoch,
         "source": scored.prompt.source,
+        "row": scored.prompt.row_digest,
         "prompt": bounded(scored.prompt.text),
         "completion": bounded(scored.text),
         "reward": scored.reward,

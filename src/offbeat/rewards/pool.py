@@ -19,6 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,15 @@ CHUNK_S = 0.1
 """A chunk aims at this much work: what is lost when its worker is ended."""
 
 
+@dataclass(frozen=True)
+class Grade:
+    """What the functions of a sample's source say of it; see `Scored` for the fields."""
+
+    reward: float
+    parts: dict[str, float]
+    errors: tuple[str, ...]
+
+
 class RewardPool:
     """Made by `RewardPool.start`; the hub's exit ends its workers.
 
@@ -58,7 +68,7 @@ class RewardPool:
         self,
         slots: Sequence[Slot],
         functions: Mapping[str, Mapping[str, float]],
-        decode: Decode,
+        decode: Decode | None,
         section: RewardsSection,
     ) -> None:
         self.names = short_names(spec for weights in functions.values() for spec in weights)
@@ -77,7 +87,7 @@ class RewardPool:
         hub: Hub,
         section: RewardsSection,
         functions: Mapping[str, Mapping[str, float]],
-        decode: Decode,
+        decode: Decode | None,
         logs: Path,
         *,
         start_s: float = 60.0,
@@ -86,6 +96,7 @@ class RewardPool:
 
         Args:
             functions: name of a source (or held-out set) → its reward functions and their weights.
+            decode: for `score`; None where only texts are graded.
             logs: folder of the workers' logs (what reward functions print is there).
 
         Raises `RewardError` when a reward function cannot be loaded.
@@ -122,20 +133,31 @@ class RewardPool:
         """
         by_id = {(prompt.id, prompt.epoch): prompt for prompt in prompts}
         own = [by_id[rollout.prompt_id, rollout.epoch] for rollout in rollouts]
+        assert self._decode is not None, "a pool without a decoder grades texts only"
         texts = self._decode([rollout.token_ids for rollout in rollouts])
         ids = [f"{rollout.prompt_id} sample {rollout.sample_index}" for rollout in rollouts]
-        work = self._work(own)
+        grades = await self.grade(ids, own, texts)
+        return [
+            Scored(
+                rollout=rollout, prompt=prompt, text=text, reward=grade.reward, parts=grade.parts, errors=grade.errors
+            )
+            for rollout, prompt, text, grade in zip(rollouts, own, texts, grades, strict=True)
+        ]
+
+    async def grade(self, ids: Sequence[str], prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Grade]:
+        """Grade completions as texts: `texts[i]` answers `prompts[i]` and is called `ids[i]` in messages.
+
+        A group is what has one prompt and epoch. Errors are those of `score`.
+        """
+        work = self._work(prompts)
         ledger = Ledger(
             ids, sum(len(one.places) for one in work), self._section.max_error_fraction, self._section.timeout_s
         )
-        items = _Items(own, texts, self._columns)
+        items = _Items(prompts, texts, self._columns)
         await self._grade(deque(work), items, ledger)
-        return [
-            self._scored(rollout, prompt, text, ledger.of(place))
-            for place, (rollout, prompt, text) in enumerate(zip(rollouts, own, texts, strict=True))
-        ]
+        return [self._summed(prompt, ledger.of(place)) for place, prompt in enumerate(prompts)]
 
-    def _scored(self, rollout: Rollout, prompt: Prompt, text: str, graded: Mapping[str, float | str | None]) -> Scored:
+    def _summed(self, prompt: Prompt, graded: Mapping[str, float | str | None]) -> Grade:
         parts: dict[str, float] = {}
         errors: list[str] = []
         reward = 0.0
@@ -147,7 +169,7 @@ class RewardPool:
             elif value is not None:
                 parts[self.names[spec]] = value
                 reward += weight * value
-        return Scored(rollout=rollout, prompt=prompt, text=text, reward=reward, parts=parts, errors=tuple(errors))
+        return Grade(reward, parts, tuple(errors))
 
     def _work(self, prompts: Sequence[Prompt]) -> list[Work]:
         """Every function's samples, by function: a chunk is one function's."""
