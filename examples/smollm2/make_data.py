@@ -20,7 +20,7 @@ from typing import Any
 
 from offbeat.data.gym import load_gym
 
-OPTIONS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
+OPTIONS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 SEED = 20261201
 GENERATED = 20000
 HELD_OUT = 1000
@@ -47,8 +47,8 @@ Uruguay Montevideo, Venezuela Caracas, Vietnam Hanoi, Yemen Sana, Zambia Lusaka,
 
 
 def sums() -> dict[str, list[dict[str, Any]]]:
-    """Held-out rows have distinct expressions. Training rows come as the task makes them (half have two terms, and of
-    those there are only 200, so they repeat), without the held-out expressions.
+    """Held-out rows have distinct expressions. Training rows come as the task makes them (half have terms of one digit,
+    and of those there are only 200, so they repeat), without the held-out expressions.
     """
     rows: list[dict[str, Any]] = [
         {"question": entry["question"], "answer": entry["answer"], "expression": entry["metadata"]["expression"]}

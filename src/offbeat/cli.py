@@ -237,6 +237,24 @@ def export(
     run_export(folder, Order(step, best, metric, dtype, output, push, public))
 
 
+@app.command()
+def report(
+    folder: RunPath,
+    output: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
+    samples_mb: Annotated[float, typer.Option(min=0, max=500, help="Room for samples in the page.")] = 10,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Make one self-contained HTML page about a run, also while it trains: curves, timeline, alarms, samples."""
+    from offbeat.commands import report as command
+    from offbeat.metrics.figures import printable
+
+    made = command.report(folder, output=output, samples_mb=samples_mb)
+    for line in command.lines(made):
+        print(printable(line, sys.stdout.encoding))
+    if show:
+        typer.launch(made.path.resolve().as_uri())
+
+
 def _exit(result: RunResult) -> None:
     if result.interrupted:
         raise typer.Exit(130)

@@ -33,7 +33,7 @@ LEVELS: tuple[set[str], ...] = (
     {"config", "rpc.messages"},
     {"ports", "rpc", "memory", "models"},
     {"algorithms", "data", "metrics", "weights"},
-    {"environments", "rewards", "rollout", "trainer"},
+    {"environments", "report", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
     {"stages", "saved_models", "export"},
     {"loops", "recording", "interrupt", "aftermath", "supervision"},
@@ -48,7 +48,20 @@ OUTSIDE = {"testing", "__main__"}
 """May import everything; nothing imports them."""
 ONLY_IN = {"vllm": "rollout/vllm", "sglang": "rollout/sglang", "ray": "launcher"}
 HEAVY = ("torch", "transformers", "datasets", "reasoning_gym", "math_verify", "vllm", "ray", "matplotlib")
-LIGHT = ("cli", "config", "errors", "ports", "staleness", "types", "data", "loops", "metrics", "rewards", "rpc")
+LIGHT = (
+    "cli",
+    "config",
+    "errors",
+    "ports",
+    "staleness",
+    "types",
+    "data",
+    "loops",
+    "metrics",
+    "report",
+    "rewards",
+    "rpc",
+)
 
 
 def module_name(path: Path) -> str:
