@@ -1,6 +1,6 @@
 """SmolLM2 on short sums: few-shot prompts before training, against chat replies after it. Reward, parity, plot.
 
-    python benchmarks/smollm2.py --out FOLDER [--model FOLDER] [--data FOLDER] [--device cuda:0] [--steps 120]
+    python benchmarks/smollm2.py --out FOLDER [--model FOLDER] [--data FOLDER] [--device cuda:0] [--steps 60]
                                  [--items 1000] [--seeds 0,1,2] [--jobs 3] [--set trainer.lr=2e-5 …]
 
 For each seed: every few-shot prompt of FEW_SHOT on the held-out sums, with the model as it is; then the run of
@@ -395,7 +395,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
     parser.add_argument("--data", type=Path, default=ROOT / "examples" / "smollm2")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=32, help="prompts a step, with 8 samples each")
     parser.add_argument("--items", type=int, default=1000, help="held-out sums")
     parser.add_argument("--few-shot", default="", metavar="FORM-COUNT,…", help="only these few-shot prompts")
