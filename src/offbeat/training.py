@@ -203,9 +203,12 @@ def _result(
             model=saver.saved / "trainer-0" / "model" if saver.saved else None,
             elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
             folder=folder.path,
-            commands=[("continue", command("resume", folder.path))]
-            if interrupted
-            else [("evaluate", command("eval", folder.path))],
+            commands=[
+                ("continue", command("resume", folder.path))
+                if interrupted
+                else ("evaluate", command("eval", folder.path)),
+                ("look at it", command("report", folder.path)),
+            ],
         )
     )
     return RunResult(
