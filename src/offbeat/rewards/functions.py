@@ -16,15 +16,15 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from offbeat.errors import ConfigError
 from offbeat.rewards import builtin
 from offbeat.rewards.signature import FunctionSignature, signature_of
+from offbeat.user_code import module_of_file
 
 
 def inspect_function(spec: str, path: Sequence[str] | None = None) -> FunctionSignature | None:
@@ -151,7 +151,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     if spec in builtin.FUNCTIONS:
         return builtin.FUNCTIONS[spec]
     where, _, name = spec.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    module = module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"rewards: {spec!r}: {where} has no function {name!r}.")
@@ -159,26 +159,6 @@ def load_function(spec: str) -> Callable[..., Any]:
     if problem:
         raise ConfigError(f"rewards: {spec!r} {problem}.")
     return function
-
-
-def _load_file(file: Path) -> ModuleType:
-    """As `python file.py` would find things: its own folder comes first for imports. Loaded once a process."""
-    name = "offbeat_reward_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file.resolve()))
-    if name in sys.modules:
-        return sys.modules[name]
-    if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles in it look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def function_spec(function: Callable[..., Any]) -> str:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from offbeat.errors import ConfigError
 from offbeat.trackers.tracker import Tracker
+from offbeat.user_code import module_of_file
 
 METHODS = ("start", "log", "samples", "finish")
 
@@ -23,7 +21,7 @@ def load_class(spec: str) -> type[Tracker]:
     place, _, name = spec.rpartition(":")
     where = f"trackers: {spec!r}"
     try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError:
         raise ConfigError(f"{where}: no such file; paths are relative to the configuration file.") from None
     except Exception as error:
@@ -56,25 +54,3 @@ def make(spec: str, options: Mapping[str, Any]) -> Tracker:
         return made(**options)
     except Exception as error:
         raise ConfigError(f"{where}: cannot be made ({type(error).__name__}: {error}); correct `options`.") from error
-
-
-def _module_of_file(file: Path) -> ModuleType:
-    """As `python file.py` would find things: its own folder comes first for imports."""
-    if not file.is_file():
-        raise FileNotFoundError(file)
-    name = "offbeat_tracker_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file.resolve()))
-    if name in sys.modules:
-        return sys.modules[name]
-    if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
