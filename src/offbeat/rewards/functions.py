@@ -15,7 +15,6 @@ import ast
 import difflib
 import importlib
 import importlib.machinery
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
