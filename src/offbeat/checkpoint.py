@@ -99,6 +99,10 @@ class CheckpointStore:
         self._folder = folder
         self._free_bytes = free_bytes or _free_bytes
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
     def begin(self, step: int) -> Path:
         """An empty folder to write into. What an earlier, unfinished save left is removed.
 

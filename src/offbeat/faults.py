@@ -10,26 +10,37 @@ Entries are separated by `;`, each `[process/]point=action[@k]`: `process` limit
     stop       SIGSTOP to this process            enospc     OSError "no space left on device"
     exit:n     ends with exit code n, without clean-up
 
-The variable is inherited, so one setting reaches every process of a run.
+`kill:engine-0`, `term:controller`, `stop:trainer-0`, …: the signal goes to that process of the run instead. So a
+process can be hit while it is idle, at a moment that another one is known to be at.
+
+The variable is inherited, so one setting reaches every process of a run. OFFBEAT_FAULTS_LOG names a file that gets a
+line of JSON just before each fault: time, process, point, action, target. With it an entry that has `@k` acts once in
+the whole run, also when a process that takes the place of another counts from 1 again.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from offbeat.errors import ConfigError, RunError
 
 VARIABLE = "OFFBEAT_FAULTS"
+LOG_VARIABLE = "OFFBEAT_FAULTS_LOG"
 PROCESS_VARIABLE = "OFFBEAT_PROCESS"
-_PLAIN = ("kill", "term", "stop", "raise", "enospc")
+CONTROLLER = "controller"
+_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_PLAIN = (*_SIGNALS, "raise", "enospc")
 _WITH_VALUE = ("exit", "sleep")
 
 _lock = threading.Lock()
@@ -49,6 +60,8 @@ class Fault:
     action: str
     value: float = 0.0
     at: int | None = None
+    target: str | None = None
+    """Who gets the signal; None: the process that reached the point."""
 
 
 def point(name: str) -> None:
@@ -61,7 +74,7 @@ def point(name: str) -> None:
     text = os.environ.get(VARIABLE)
     if not text:
         return
-    process = os.environ.get(PROCESS_VARIABLE, "controller")
+    process = os.environ.get(PROCESS_VARIABLE, CONTROLLER)
     due = [f for f in parse_faults(text) if f.point == name and f.process in (None, process)]
     if not due:
         return
@@ -70,7 +83,7 @@ def point(name: str) -> None:
         count = _reached[text, name]
     for fault in due:
         if fault.at in (None, count):
-            _act(fault)
+            _act(fault, process)
 
 
 @functools.lru_cache(maxsize=16)
@@ -98,27 +111,28 @@ def _parse_entry(entry: str) -> Fault:
     if at_sign and at < 1:
         raise ValueError(f"@{times} is not a count from 1")
     action, colon, value = what.strip().partition(":")
-    known = ", ".join([*_PLAIN, "exit:n", "sleep:s"])
-    if action in _PLAIN and not colon:
-        number = 0.0
+    number, target = 0.0, None
+    if action in _SIGNALS and value:
+        target = value
     elif action in _WITH_VALUE and colon:
         number = float(value)
         if not 0 <= number < 1e6 or (action == "exit" and (number > 255 or number != int(number))):
             raise ValueError(f"value {value} is out of range")
-    else:
+    elif action not in _PLAIN or colon:
+        known = ", ".join([*_PLAIN, "exit:n", "sleep:s"])
         raise ValueError(f"unknown action {what!r}; known are {known}")
-    return Fault(process or None, name, action, number, at or None)
+    return Fault(process or None, name, action, number, at or None, target)
 
 
-def _act(fault: Fault) -> None:
-    print(f"offbeat: fault injected at {fault.point}: {fault.action}", file=sys.stderr, flush=True)
+def _act(fault: Fault, process: str) -> None:
+    pid = os.getpid() if fault.target in (None, process) else _pid_of(fault.target)
+    if not _noted(fault, process):
+        return
+    to = f" to {fault.target}" if fault.target else ""
+    print(f"offbeat: fault injected at {fault.point}: {fault.action}{to}", file=sys.stderr, flush=True)
     match fault.action:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "term":
-            os.kill(os.getpid(), signal.SIGTERM)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+        case "kill" | "term" | "stop":
+            os.kill(pid, _SIGNALS[fault.action])
         case "exit":
             os._exit(int(fault.value))
         case "sleep":
@@ -127,3 +141,32 @@ def _act(fault: Fault) -> None:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (injected at {fault.point})")
         case _:
             raise FaultInjected(f"fault injected at {fault.point}")
+
+
+def _noted(fault: Fault, process: str) -> bool:
+    """Writes the fault down where OFFBEAT_FAULTS_LOG says. False: it has `@k` and was there already."""
+    path = os.environ.get(LOG_VARIABLE)
+    if not path:
+        return True
+    entry = {"at": fault.at, "process": process, "point": fault.point, "action": fault.action, "target": fault.target}
+    with open(path, "a+", encoding="utf-8") as file:
+        file.seek(0)
+        if fault.at is not None and any(entry.items() <= json.loads(line).items() for line in file):
+            return False
+        file.write(json.dumps({"time": time.time(), **entry}) + "\n")
+    return True
+
+
+def _pid_of(name: str | None) -> int:
+    """Of a process of this run. FaultInjected when there is none: a fault must not pass for one that was survived."""
+    controller = os.getppid() if PROCESS_VARIABLE in os.environ else os.getpid()
+    if name == CONTROLLER:
+        return controller
+    mark = f"{PROCESS_VARIABLE}={name}".encode()
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, IndexError):  # it may end meanwhile
+            if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                if parent == controller:
+                    return int(folder.name)
+    raise FaultInjected(f"no process {name} to send a signal to")

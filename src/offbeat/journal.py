@@ -20,11 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 import msgspec
 
+from offbeat.metrics.writer import write_whole
 from offbeat.rpc.messages import UpdateResult
 from offbeat.types import Batch, GenerateRequest, Rollout, Scored
 
@@ -102,9 +104,12 @@ class Journal:
     Raises `OSError` from any method when the disk is full.
     """
 
-    def __init__(self, file: BinaryIO, clock: Callable[[], float] = time.time) -> None:
-        """`file` is positioned at its end, after a whole line."""
+    def __init__(
+        self, file: BinaryIO | RawIOBase, clock: Callable[[], float] = time.time, path: Path = Path("journal.jsonl")
+    ) -> None:
+        """`file` is positioned at its end, after a whole line; `path` is what errors call it."""
         self._file = file
+        self._path = path
         self._clock = clock
         self._open: set[int] = set()
 
@@ -156,8 +161,8 @@ class Journal:
 
     def _write(self, *events: AnyEvent) -> None:
         # One call: what belongs together is there together, or not at all, when the process is killed.
-        self._file.write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
-        self._file.flush()
+        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+        write_whole(self._file, lines, self._path)
 
 
 @contextlib.contextmanager
@@ -168,12 +173,12 @@ def open_journal(
 
     However the block is left, what has not ended is dropped with the reason for it.
     """
-    with path.open("ab") as file:
+    with path.open("ab", buffering=0) as file:
         whole = _whole_lines(path)
         if whole < file.tell():
             file.truncate(whole)  # a line that a killed process left half written
             file.seek(0, os.SEEK_END)
-        journal = Journal(file, clock)
+        journal = Journal(file, clock, path)
         if resumed_at is None:
             journal.started()
         else:

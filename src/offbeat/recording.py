@@ -157,6 +157,9 @@ class RunSaver:
     started_s: float
     elapsed_before_s: float = 0.0
     saved: Path | None = None
+    warn: Callable[[str], None] = lambda text: None
+    slow_s: float = 30.0
+    """A save that takes longer is told of, so that nobody takes the run for dead."""
 
     def due(self, next_step: int) -> bool:
         every = self.config.checkpoint.every_steps
@@ -165,6 +168,12 @@ class RunSaver:
     async def save(self, next_step: int, version: int) -> None:
         """Raises `RunError`; then nothing of this checkpoint is left, and earlier ones are untouched."""
         writing: Path | None = None
+        telling = asyncio.get_running_loop().call_later(
+            self.slow_s,
+            self.warn,
+            f"the checkpoint of step {next_step} is still being saved after {self.slow_s:g} s: the run waits for the "
+            f"disk of {self.store.folder}",
+        )
         try:
             writing = await asyncio.to_thread(self.store.begin, next_step)
             self.saved = (await self._write(writing, next_step, version)).folder
@@ -176,6 +185,8 @@ class RunSaver:
             if isinstance(error, OSError):
                 raise RunError(f"checkpoint of step {next_step} cannot be saved: {error}") from error
             raise
+        finally:
+            telling.cancel()
 
     async def _write(self, writing: Path, next_step: int, version: int) -> Checkpoint:
         rank = writing / "trainer-0"

@@ -142,6 +142,7 @@ def _stages(
             data=prepared.prompts.fingerprint(),
             started_s=started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
+            warn=recorder.display.warn,
         ),
         recorder=recorder,
         journal=journal,

@@ -188,7 +188,7 @@ def test_a_stall_is_told_from_slow_work(shared: SharedWorker) -> None:
             await worker.call("sleep", Sleep(seconds=4.0, note="stuck"), Nothing, timeout_s=30, stall_s=0.5)
         assert worker.progress.note == "stuck"
         assert worker.progress.counters == {"step": 0.0}
-        assert worker.progress.age_s > 0.4
+        assert worker.progress_age_s > 0.4
 
     shared.run(body)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import pytest
 from rpc_harness import HERE, alive, spec, wait_until, with_worker
 from rpc_worker import Fail, Numbers, Sleep, Text
 
-from offbeat.errors import WorkerDied
+from offbeat.errors import CallTimeout, WorkerDied
 from offbeat.rpc.client import Hub, Worker
 from offbeat.rpc.messages import Nothing
 from offbeat.testing.leaks import no_leaks
@@ -61,6 +63,24 @@ def test_a_death_in_a_call_is_named_and_fails_every_pending_call_at_once_B038(
         with_worker(tmp_path, body, env=env)
 
 
+def test_a_caller_that_is_cancelled_by_the_death_leaves_no_unhandled_error(tmp_path: Path) -> None:
+    async def body(_: Hub, worker: Worker) -> None:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        call = asyncio.create_task(worker.call("sleep", Sleep(seconds=60), Nothing, timeout_s=120))
+        await asyncio.sleep(0.1)
+        os.kill(worker.child.pid, signal.SIGKILL)
+        await worker.wait_died()
+        call.cancel()  # as a run does, in the same turn of the loop
+        await asyncio.gather(call, return_exceptions=True)
+        del call
+        gc.collect()
+        await asyncio.sleep(0)
+        assert told == []
+
+    with_worker(tmp_path, body)
+
+
 def test_an_exit_is_noticed_within_100_ms(tmp_path: Path) -> None:
     async def body(_: Hub, worker: Worker) -> None:
         call = asyncio.create_task(worker.call("sleep", Sleep(seconds=60), Nothing, timeout_s=120))
@@ -102,6 +122,41 @@ def test_work_that_is_merely_long_keeps_its_heartbeat(tmp_path: Path) -> None:
         await worker.call("sleep", Sleep(seconds=2.5), Nothing, timeout_s=20)
 
     with_worker(tmp_path, body, heartbeat_s=1.0)
+
+
+def test_limits_of_a_call_and_of_a_start_do_not_count_what_the_controller_slept(tmp_path: Path) -> None:
+    async def body(hub: Hub, worker: Worker) -> None:
+        starting = asyncio.create_task(hub.start(spec(tmp_path, "engine-1", build_steps=45), start_s=4.0))
+        await asyncio.sleep(0)
+        log = tmp_path / "engine-1.log"
+        await asyncio.to_thread(wait_until, lambda: "building" in log.read_text(), 20, "the build")
+        calls = [
+            asyncio.create_task(worker.call("sleep", Sleep(seconds=5.0), Nothing, timeout_s=4.0)),
+            asyncio.create_task(worker.call("nothing", Nothing(), Nothing, timeout_s=60, stall_s=4.0)),
+        ]
+        await asyncio.sleep(0)
+        awake, now = hub.awake_s(), time.monotonic()
+        time.sleep(4.0)  # noqa: ASYNC251 as after Ctrl-Z and fg
+        assert time.monotonic() - now - (hub.awake_s() - awake) > 3, "the clock stood still"
+        await asyncio.gather(starting, *calls)
+        with pytest.raises(CallTimeout, match="no reply after 1 s"):
+            await worker.call("sleep", Sleep(seconds=60), Nothing, timeout_s=1.0)
+
+    with_worker(tmp_path, body)
+
+
+def test_a_process_that_is_stopped_before_it_has_said_anything_is_found(tmp_path: Path) -> None:
+    python = tmp_path / "stopped"
+    python.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+    async def main() -> None:
+        async with asyncio.timeout(30), Hub(heartbeat_s=1.0) as hub:
+            with pytest.raises(WorkerDied, match=r"no heartbeat for 1 s \(process is stopped"):
+                await hub.start(dataclasses.replace(spec(tmp_path), python=str(python)), start_s=60)
+
+    with no_leaks():
+        asyncio.run(main())
 
 
 def test_a_controller_that_was_stopped_itself_does_not_blame_its_workers(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Whatever ends a run: the message names the culprit, nothing is left behind, and what was saved can be continued.
 
+`test_kill_matrix.py` has signals to each process in each phase; here is what else can go wrong.
+
 The commands run in this process where only their workers matter, and in one of their own where signals do.
 """
 
@@ -12,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tiny_run import Ended, command, start_command, steps_of, write_config, write_project
 
@@ -71,7 +72,6 @@ def assert_failed(ended: Ended, words: str) -> None:
         ("engine-0/engine.generate=kill@3", "engine-0", 1),
         ("engine-1/engine.receive=kill@2", "engine-1", 2),
         ("trainer.send=kill@2", "trainer-0", 2),
-        ("trainer.update=kill@2", "trainer-0", 1),
         ("trainer.save=kill@2", "trainer-0", 1),
     ],
 )
@@ -92,33 +92,6 @@ def test_a_killed_process_ends_the_run_by_its_name(
     else:
         assert saved_steps(run) == 1
         assert re.search(rf"^saved      step 1 of 3; continue with: {resume(run)}$", ended.err, re.M), ended.told
-
-
-def test_a_run_whose_engine_died_is_continued(project: Path, tmp_path: Path) -> None:
-    config, run = write_config(project), tmp_path / "run"
-    assert_failed(
-        command("train", config, "--run-dir", run, faults="engine.generate=exit:3@4"), "engine-0: exit code 3"
-    )
-    assert saved_steps(run) == 2
-    resumed = command("resume", run)
-    assert resumed.code == 0, resumed.told
-    assert steps_of(run) == [0, 1, 2]
-    assert saved_steps(run) == 3
-    audited = command("audit", run)
-    assert audited.code == 0, audited.told
-    assert "lost 0 · trained twice 0" in audited.out
-
-
-@pytest.mark.parametrize(
-    ("faults", "culprit"),
-    [("engine.receive=stop@2", "engine-0"), ("trainer.update=stop@2", "trainer-0")],
-)
-def test_a_stopped_process_is_found_by_its_silence(project: Path, tmp_path: Path, faults: str, culprit: str) -> None:
-    config = write_config(project, limits={"heartbeat_s": 3.0})
-    ended = command("train", config, "--run-dir", tmp_path / "run", faults=faults)
-    assert_soon_over(tmp_path / f"run/logs/{culprit}.log")
-    assert_failed(ended, rf"{culprit}: no heartbeat for 3 s \(process is stopped or its host is gone\)")
-    assert saved_steps(tmp_path / "run") == 1
 
 
 def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_path: Path) -> None:
@@ -170,14 +143,6 @@ def test_a_full_disk_at_a_save_ends_the_run_and_keeps_the_last_checkpoint(projec
 # --- rewards --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reward_worker_killed_while_it_scores_costs_one_sample_and_not_the_run(project: Path, tmp_path: Path) -> None:
-    ended = command("train", write_config(project), "--run-dir", tmp_path / "run", faults="reward.score=kill@8")
-    assert ended.code == 0, ended.told
-    assert ended.err == ""
-    assert "1 reward call failed and counted as 0" in ended.out
-    assert "its worker ended: killed by SIGKILL" in (tmp_path / "run/samples.jsonl").read_text()
-
-
 def test_a_reward_that_always_raises_ends_the_run_with_its_text(project: Path, tmp_path: Path) -> None:
     config = write_config(project, data=[{**DATA, "rewards": {"rewards.py:broken": 1.0}}])
     ended = command("train", config, "--run-dir", tmp_path / "run")
@@ -202,35 +167,11 @@ SLOW = {"OFFBEAT_FAULTS": "trainer.update=sleep:0.5"}
 HANG = {"OFFBEAT_FAULTS": "engine.generate=sleep:60@4"}
 
 
-def test_a_killed_controller_takes_everything_with_it_and_the_next_command_works(project: Path, tmp_path: Path) -> None:
-    config, run = write_config(project), tmp_path / "run"
-    with start_command("train", config, "--run-dir", run, cwd=tmp_path, env=HANG) as started:
-        started.wait_for_line("^step 1 ")
-        family = psutil.Process(started.process.pid).children(recursive=True)
-        assert len(family) >= 4  # an engine, a trainer, a reward worker, the guard
-        started.send(signal.SIGKILL)
-        assert started.finish().code == -signal.SIGKILL
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert alive == []
-        wait_until_gone(started.process.pid)
-    resumed = command("resume", run)
-    assert resumed.code == 0, resumed.told
-    assert steps_of(run) == [0, 1, 2]
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while folders := own_folders(pid):
-        assert time.monotonic() < deadline, folders
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_finishes_the_step_and_saves(project: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_the_first_ctrl_c_finishes_the_step_and_saves(project: Path, tmp_path: Path) -> None:
     config, run = write_config(project, steps=6, checkpoint={"every_steps": 0}), tmp_path / "run"
     with start_command("train", config, "--run-dir", run, cwd=tmp_path, env=SLOW) as started:
         started.wait_for_line("^step 1 ")
-        started.send(number)
+        started.send(signal.SIGINT)
         ended = started.finish()
     assert ended.code == 130, ended.told
     assert ended.err == ""
@@ -239,8 +180,6 @@ def test_the_first_signal_finishes_the_step_and_saves(project: Path, tmp_path: P
     assert done in (2, 3)
     assert f"interrupted after {done} of 6 steps, saved" in ended.out
     assert re.search(rf"^continue   {resume(run)}$", ended.out, re.M), ended.told
-    if number == signal.SIGTERM:
-        return
     resumed = command("resume", run)
     assert resumed.code == 0, resumed.told
     assert steps_of(run) == list(range(6))

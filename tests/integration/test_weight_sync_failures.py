@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import secrets
 import threading
 import time
@@ -29,6 +30,7 @@ from offbeat.rpc.messages import (
     WeightsOffer,
 )
 from offbeat.weights.manifest import manifest_hash
+from offbeat.weights.session import first_difference
 
 __all__ = ["quick_names_fixture", "rig_fixture"]
 """Fixtures that the tests below take by name."""
@@ -65,6 +67,36 @@ def test_the_first_error_reaches_the_others_in_its_own_words(rig: Callable[..., 
     assert isinstance(sender, WeightSyncError)
     assert "no loader for embed" in str(sender)
     assert isinstance(other, WeightSyncError)
+
+
+@pytest.mark.parametrize(("tensor", "value"), [("odd", float("nan")), ("scale", float("inf")), ("bias", float("nan"))])
+def test_weights_of_the_trainer_that_are_no_numbers_are_named_and_never_served(
+    rig: Callable[..., Rig], tensor: str, value: float
+) -> None:
+    trainer = Model(1)
+    with torch.no_grad():
+        trainer.state_dict()[tensor].view(-1)[-1] = value
+    r = rig(trainer, [Model(2), Model(3)], bucket_bytes=256)
+    r.prepare(r.offer())
+    sender, *engines = r.move()
+    assert re.match(rf"{tensor} \[.*\] float32 has values that are NaN or infinite in the trainer", str(sender))
+    assert "offbeat resume RUN --step N" in str(sender)
+    assert all(isinstance(engine, WeightSyncError) for engine in engines)
+    assert [state.name for state in r.states] == ["stale", "stale"]
+
+
+def test_a_number_that_an_engine_loses_after_the_load_is_found_by_its_digest(rig: Callable[..., Rig]) -> None:
+    class Breaks(ModelWeightSink):
+        def finish(self, manifest: Manifest) -> dict[str, Tensor]:
+            memory = super().finish(manifest)
+            memory["odd"][2, 1] = torch.nan
+            return memory
+
+    r = rig(Model(1), sinks=[Breaks(Model(2), torch.float32)])
+    offered, moved = r.sync()
+    found = first_difference(offered.manifest, moved[0].digests, moved[1].digests)
+    assert found is not None
+    assert found.startswith("odd [7, 3] float32: sent ")
 
 
 class LyingSource:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +19,9 @@ from offbeat.faults import Fault, FaultInjected, parse_faults, point
 
 
 def test_every_form_of_an_entry_is_understood() -> None:
-    text = "a.b=kill@2; engine-1/c=exit:7;d=sleep:0.5 ;; e=stop;f=term;g=raise;controller/h.i=enospc@1"
+    text = (
+        "a.b=kill@2; engine-1/c=exit:7;d=sleep:0.5 ;; e=stop;f=term;g=raise;controller/h.i=enospc@1;j=kill:engine-0@3"
+    )
     assert parse_faults(text) == (
         Fault(None, "a.b", "kill", at=2),
         Fault("engine-1", "c", "exit", 7.0),
@@ -24,6 +30,7 @@ def test_every_form_of_an_entry_is_understood() -> None:
         Fault(None, "f", "term"),
         Fault(None, "g", "raise"),
         Fault("controller", "h.i", "enospc", at=1),
+        Fault(None, "j", "kill", at=3, target="engine-0"),
     )
 
 
@@ -44,6 +51,7 @@ def test_every_form_of_an_entry_is_understood() -> None:
         "a=sleep:nan",
         "a=sleep:soon",
         "a=raise:1",
+        "a=kill:",
     ],
 )
 def test_a_wrong_entry_is_refused_by_name(entry: str) -> None:
@@ -104,3 +112,51 @@ def test_actions_that_end_a_process(action: str, code: int) -> None:
     )
     assert done.returncode == code
     assert b"fault injected at p" in done.stderr
+
+
+# A stand-in for a controller with one child: who starts whom, and what is in their environment, is as in a run.
+_FAMILY = """
+import os, subprocess, sys
+from offbeat.faults import point
+child = subprocess.Popen([sys.executable, "-c", "input()"], env={**os.environ, "OFFBEAT_PROCESS": "engine-0"}, stdin=-1)
+while b"OFFBEAT_PROCESS=engine-0" not in open(f"/proc/{child.pid}/environ", "rb").read().split(bytes(1)):
+    pass  # not in its program yet
+try:
+    point("p")
+finally:
+    if sys.argv[1:]:
+        child.kill()
+print(child.wait())
+"""
+
+
+def test_a_signal_can_be_sent_to_another_process_of_the_run() -> None:
+    command = [sys.executable, "-c", _FAMILY]
+    told = {**os.environ, "OFFBEAT_FAULTS": "p=term:engine-0"}
+    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=30)
+    assert done.stdout == f"{-signal.SIGTERM}\n", done.stderr
+    told["OFFBEAT_FAULTS"] = "p=kill:engine-7"
+    done = subprocess.run([*command, "end"], env=told, capture_output=True, text=True, timeout=30)
+    assert "no process engine-7 to send a signal to" in done.stderr
+
+
+def test_a_log_holds_every_fault_and_one_with_a_count_acts_once_in_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "faults"
+    monkeypatch.setenv("OFFBEAT_FAULTS_LOG", str(log))
+    monkeypatch.setenv("OFFBEAT_FAULTS", "a.log=raise@1;b.log=sleep:0")
+    with pytest.raises(FaultInjected):
+        point("a.log")
+    point("b.log")
+    # The process that takes its place counts from 1 again.
+    monkeypatch.setattr("offbeat.faults._reached", Counter[tuple[str, str]]())
+    point("a.log")
+    point("b.log")
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(e["process"], e["point"], e["action"]) for e in entries] == [
+        ("controller", "a.log", "raise"),
+        ("controller", "b.log", "sleep"),
+        ("controller", "b.log", "sleep"),
+    ]
+    assert abs(entries[0]["time"] - time.time()) < 10

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,15 @@ from sample_values import scored
 
 from offbeat.errors import ConfigError, RunError
 from offbeat.metrics.samples import bounded, sample_objects
-from offbeat.metrics.writer import JsonLines, RunFolder, encode_line, metrics_file, read_metrics, samples_file
+from offbeat.metrics.writer import (
+    JsonLines,
+    RunFolder,
+    encode_line,
+    metrics_file,
+    read_metrics,
+    samples_file,
+    write_whole,
+)
 
 
 def steps_of(path: Path) -> list[int]:
@@ -220,3 +231,27 @@ def test_two_processes_cannot_train_into_one_folder(tmp_path: Path) -> None:
         pass
     with folder.locked():
         pass
+
+
+class SmallDisk(io.BytesIO):
+    """Takes what fits, three bytes at a time, and then has no space left."""
+
+    room = 20
+
+    def write(self, data: Any) -> int:
+        fits = bytes(data[: min(3, self.room - len(self.getvalue()))])
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(fits)
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_not_there_at_all_and_the_next_may_fit() -> None:
+    disk = SmallDisk()
+    path = Path("run/metrics.jsonl")
+    write_whole(disk, b"twelve bytes", path)
+    with pytest.raises(OSError, match=r"No space left on device: 'run/metrics\.jsonl'") as caught:
+        write_whole(disk, b"and twelve more", path)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.getvalue() == b"twelve bytes"
+    write_whole(disk, b"and few", path)
+    assert disk.getvalue() == b"twelve bytesand few"

@@ -398,3 +398,12 @@ def test_a_narrow_model_is_refused(folder: Path) -> None:
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         load_model(str(tmp_path / "nowhere"), None, init="pretrained", seed=0)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(folder: Path, tmp_path: Path) -> None:
+    learner = learner_of(folder)
+    with torch.no_grad():
+        learner.model.get_parameter("model.norm.weight")[3] = torch.nan
+    with pytest.raises(RunError, match=r"^model\.norm\.weight has values that are NaN.* no checkpoint is made of them"):
+        state.save(learner, tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.weights.verify import Digest, K, block_factor, digest, splitmix
+from offbeat.weights.verify import Digest, K, all_finite, block_factor, digest, splitmix
 
 SIZES = [0, 1, 2, 3, 4, 5, 4 * K - 1, 4 * K, 4 * K + 1, 9 * K * 4 + 7]
 
@@ -105,3 +106,22 @@ def test_values_with_many_zero_bits_are_told_apart_too() -> None:
 
 def test_zeros_of_other_sizes_are_told_apart() -> None:
     assert len({digest(torch.zeros(size, dtype=torch.uint8)) for size in range(100)}) == 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_no_number_is_seen_in_any_place(dtype: torch.dtype, value: float) -> None:
+    sound = torch.linspace(-3, 3, 1001).to(dtype)
+    assert all_finite(sound)
+    if dtype == torch.float8_e4m3fn and math.isinf(value):
+        return  # it has no infinities
+    for place in (0, 500, 1000):
+        broken = sound.clone()
+        broken[place] = value
+        assert not all_finite(broken)
+
+
+def test_what_holds_no_float_or_nothing_is_finite() -> None:
+    assert all_finite(torch.tensor([1, 2, 3]))
+    assert all_finite(torch.tensor(True))
+    assert all_finite(torch.zeros(0, 3))

@@ -6,8 +6,9 @@ Ctrl-C once: the step at hand is finished and saved; twice: ended now.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from offbeat.build import Prepared, prepare
 from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.config import Config, parse_config, read_toml
 from offbeat.data.prompts import DataPosition
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, RunError
 from offbeat.host import require_host
 from offbeat.metrics.display import Display, make_display
 from offbeat.metrics.writer import RunFolder
@@ -80,10 +81,20 @@ def train(config: Config, *, name: str, run_dir: Path | None, display: Display) 
     """A new run."""
     prepared = prepare(config)
     require_host(config)
-    folder = RunFolder.create(name, run_dir=run_dir)
-    with folder.locked():
-        folder.write_config(prepared.config.model_dump(mode="json"))
-        return _run(prepared, folder, display, checkpoint=None)
+    with _told_of_files("begin"):
+        folder = RunFolder.create(name, run_dir=run_dir)
+        with folder.locked():
+            folder.write_config(prepared.config.model_dump(mode="json"))
+            return _run(prepared, folder, display, checkpoint=None)
+
+
+@contextlib.contextmanager
+def _told_of_files(what: str) -> Generator[None]:
+    """A full disk, or a folder that cannot be written, before the run's own errors are told of."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"the run cannot {what}: {error}") from error
 
 
 def resume(path: Path, overrides: Sequence[str], *, display: Display, step: int | None = None) -> RunResult:
@@ -91,9 +102,10 @@ def resume(path: Path, overrides: Sequence[str], *, display: Display, step: int 
 
     Checkpoints after `step` are set aside by another name: what is trained now is another line.
     """
-    folder = RunFolder.open(path)
-    with folder.locked():
-        return _resume(folder, overrides, display, step)
+    with _told_of_files("be continued"):
+        folder = RunFolder.open(path)
+        with folder.locked():
+            return _resume(folder, overrides, display, step)
 
 
 def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step: int | None) -> RunResult:

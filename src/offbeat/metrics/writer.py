@@ -20,9 +20,10 @@ import math
 import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from offbeat.errors import ConfigError, RunError
 
@@ -155,7 +156,7 @@ class JsonLines:
         self._limit_bytes = limit_bytes
         self._older = older
         self.dropped = sum(_keep_before(file, next_step) for file in (older, path) if file is not None)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """One line. NaN and infinities become null, lone surrogates U+FFFD: any JSON reader can read it."""
@@ -165,10 +166,9 @@ class JsonLines:
         if self._older is not None and self._limit_bytes is not None and self._file.tell() > self._limit_bytes:
             self._file.close()
             os.replace(self.path, self._older)
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)
         for values in objects:
-            self._file.write(encode_line(values))
-            self._file.flush()
+            write_whole(self._file, encode_line(values), self.path)
 
     def close(self) -> None:
         self._file.close()
@@ -196,6 +196,20 @@ def read_metrics(run: Path | RunFolder) -> list[Json]:
     if not path.is_file():
         raise RunError(f"{path}: no such file; no step of this run has finished.")
     return [values for line in _lines(path) if (values := _decode(line)) is not None]
+
+
+def write_whole(file: BinaryIO | RawIOBase, data: bytes, path: Path) -> None:
+    """Appends all of it, or nothing when the disk is full: `OSError` names the file then."""
+    start = file.seek(0, os.SEEK_END)
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+        file.flush()
+    except OSError as error:
+        with suppress(OSError):
+            file.truncate(start)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def encode_line(values: Mapping[str, Any]) -> bytes:

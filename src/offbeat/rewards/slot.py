@@ -20,6 +20,7 @@ from offbeat.rewards.board import Board, Current
 from offbeat.rewards.worker import CONCURRENT, RewardDescription, RewardSettings
 from offbeat.rpc.client import Hub, ProcessSpec, Worker
 from offbeat.rpc.messages import Nothing, ScoreCall, ScoreResult, WorkSpan
+from offbeat.rpc.worker import may_go_unheard
 
 _CALL_MARGIN_S = 5.0
 _DESCRIBE_S = 30.0
@@ -83,6 +84,7 @@ class Slot:
         worker = await self.ensure()
         limit_s = self._timeout_s * self._in_turn(call.function, units) + _CALL_MARGIN_S
         calling = asyncio.ensure_future(worker.call("score", call, ScoreResult, timeout_s=limit_s))
+        may_go_unheard(calling)
         try:
             over = await self._watch(calling)
             if over is None:

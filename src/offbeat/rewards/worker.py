@@ -234,6 +234,7 @@ def _text_of(error: BaseException) -> str:
 
 def build(context: WorkerContext) -> Mapping[str, Method]:
     settings = msgspec.convert(dict(context.settings), RewardSettings)
+    point("reward.init")
     return RewardWorker(settings, context.progress).methods()
 
 

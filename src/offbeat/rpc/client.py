@@ -6,7 +6,8 @@
 
 Three signs of life are kept apart: the process (its exit is noticed at once and named), the I/O heartbeat (silence for
 `heartbeat_s` ends the worker), and progress (a call whose worker reports none for `stall_s` is given up; the worker
-lives on and its owner decides). When a worker dies, each of its pending calls fails with the same `WorkerDied`.
+lives on and its owner decides). Time in which this process itself was stopped counts for none of them. When a worker
+dies, each of its pending calls fails with the same `WorkerDied`.
 
 Everything runs in the event loop of the main thread. No tasks of its own: callbacks and timers only, so that nothing
 is left behind when the owner is cancelled.
@@ -39,7 +40,7 @@ from offbeat.rpc.process import LOG_BYTES, Guard, ProcessSpec
 from offbeat.rpc.runtime import clear_stale_folders, create_runtime_folder
 from offbeat.rpc.transport import KeyPair, Listener, Transport
 from offbeat.rpc.wire import Hello, Invitation, Refused
-from offbeat.rpc.worker import ProgressSnapshot, Worker, start_advice
+from offbeat.rpc.worker import ProgressSnapshot, Worker, may_go_unheard, start_advice
 
 __all__ = ["Hub", "ProcessSpec", "ProgressSnapshot", "Worker"]
 
@@ -138,6 +139,7 @@ class Hub:
         for descriptor in self._descriptors:
             self._loop.add_reader(descriptor, self._receive)
         self._guard = Guard(self._folder)
+        self._slept_s = 0.0
         self._ticked = time.monotonic()
         self._timer = self._loop.call_later(self._beat_s, self._tick)
         return self
@@ -188,10 +190,7 @@ class Hub:
         worker, started = None, time.monotonic()
         try:
             worker, invitation = self._spawn(spec)
-            line = msgspec.json.encode(invitation)
-            async with asyncio.timeout(start_s):
-                await asyncio.to_thread(worker.child.send_line, line)
-                await asyncio.shield(worker.ready)
+            await self._invite(worker, msgspec.json.encode(invitation), start_s)
         except BaseException as error:
             if worker is None:
                 self._names.discard(spec.name)
@@ -210,6 +209,23 @@ class Hub:
             raise start_advice(error, spec, tail) from error.__cause__
         self.worked(spec.name, (WorkSpan("start", started, time.monotonic()),))
         return worker
+
+    async def _invite(self, worker: Worker, line: bytes, start_s: float) -> None:
+        """Returns when the worker is ready. TimeoutError after `start_s` seconds in which this process was awake."""
+        end = self.awake_s() + start_s
+        sending = asyncio.ensure_future(asyncio.to_thread(worker.child.send_line, line))
+        may_go_unheard(sending)
+        try:
+            pending: set[asyncio.Future[None]] = {sending, worker.ready}
+            while pending:
+                left_s = end - self.awake_s()
+                if left_s <= 0:
+                    raise TimeoutError
+                done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+        finally:
+            sending.cancel()
 
     def _spawn(self, spec: ProcessSpec) -> tuple[Worker, Invitation]:
         keys = KeyPair() if self._transport == "tcp" else None
@@ -249,6 +265,18 @@ class Hub:
         # The descriptors are edge-triggered, and a send may have taken the edge.
         self._loop.call_soon(self._receive)
         return sent
+
+    def awake_s(self) -> float:
+        """A clock that stands still while this process is stopped, or too busy to listen: all limits go by it.
+
+        What workers said meanwhile is still to be read. One reading of the clock decides, so that a stop at any place
+        of the code is seen.
+        """
+        return self._awake_at(time.monotonic())
+
+    def _awake_at(self, now: float) -> float:
+        late_s = now - self._ticked - self._beat_s
+        return now - self._slept_s - (late_s if late_s > self._beat_s else 0.0)
 
     def drain(self) -> None:
         """Handles what has arrived: a dead worker's last words may still be there."""
@@ -308,8 +336,8 @@ class Hub:
     def _tick(self) -> None:
         """Looks for silent workers; also drains, in case an edge was missed."""
         now = time.monotonic()
-        late = now - self._ticked - self._beat_s
-        self._ticked = now
+        awake_s = self._awake_at(now)
+        self._slept_s, self._ticked = now - awake_s, now
         self._timer = self._loop.call_later(self._beat_s, self._tick)
         self._receive()
         self._complaints.tick()
@@ -317,5 +345,4 @@ class Hub:
             self._guard.check()
         for worker in list(self._workers.values()):
             worker.child.bound_log()
-            # This process itself was stopped or busy: that silence is not the worker's.
-            worker.check_heartbeat(now, excused_s=late if late > self._beat_s else 0.0)
+            worker.check_heartbeat(awake_s)

@@ -47,6 +47,12 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is there and was stopped, e.g. by Ctrl-Z."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
 def session_members(session: int) -> list[int]:
     """Live processes of a session."""
     members: list[int] = []

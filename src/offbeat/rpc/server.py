@@ -22,6 +22,7 @@ from offbeat.errors import ProtocolError
 from offbeat.rpc.codec import Message
 from offbeat.rpc.connection import Connection, Request
 from offbeat.rpc.failure import failure_of
+from offbeat.rpc.guard import is_stopped
 from offbeat.rpc.lifeline import accept_invitation
 from offbeat.rpc.messages import Arguments, Nothing
 from offbeat.rpc.wire import Beat
@@ -88,7 +89,9 @@ def serve(build: Callable[[WorkerContext], Mapping[str, Method]]) -> None:
     progress = Progress()
     connection = Connection(invitation, progress.beat)
     connection.start()
-    if not connection.wait_welcome(WELCOME_S):
+    while not (welcome := connection.wait_welcome(WELCOME_S)) and is_stopped(invitation.parent_pid):
+        pass  # the controller cannot answer until somebody lets it go on; the death pipe ends this if it dies
+    if not welcome:
         sys.exit(f"offbeat: {connection.refusal or f'the controller gave no answer within {WELCOME_S:g} s'}")
     try:
         methods = dict(build(WorkerContext(invitation.name, invitation.settings, progress)))

@@ -12,11 +12,10 @@ import itertools
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from offbeat import __version__
 from offbeat.errors import CallTimeout, ProtocolError, RemoteError, WorkerDied
@@ -44,23 +43,25 @@ class Switchboard(Protocol):
     worked: Callable[[str, Sequence[WorkSpan]], None]
 
     def send(self, identity: bytes, frames: list[Frame]) -> bool: ...
+    def awake_s(self) -> float: ...
     def drain(self) -> None: ...
     def ended(self, worker: Worker) -> None: ...
 
 
 @dataclass(frozen=True)
 class ProgressSnapshot:
-    """What the worker last said of its work. `changed` is on this process's monotonic clock."""
+    """What the worker last said of its work."""
 
     count: int = 0
     note: str = ""
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
-    changed: float = field(default_factory=time.monotonic)
+    changed: float = 0.0
+    """When it last changed, on the hub's clock (`Hub.awake_s`)."""
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the progress last changed."""
-        return time.monotonic() - self.changed
+
+def may_go_unheard(future: asyncio.Future[Any]) -> None:
+    """Its failure may come when nobody waits for it any more: that is no unhandled error to be printed."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class Worker:
@@ -73,16 +74,15 @@ class Worker:
         self.token = token
         self.public_key = ""
         self.welcomed = False
-        self.progress = ProgressSnapshot()
         self._hub = hub
+        self.progress = ProgressSnapshot(changed=hub.awake_s())
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        # Its failure may come when nobody waits for it any more (start gave up): that is no unhandled error.
-        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        may_go_unheard(self.ready)  # start may have given up
         self._died: asyncio.Future[WorkerDied] = self._loop.create_future()
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
-        self._heard = time.monotonic()
+        self._heard = self._hub.awake_s()
         self._asked = ""
         self._cause = ""
         self._last_words = ""
@@ -115,8 +115,9 @@ class Worker:
         frames = codec.encode("call", arguments, id=call, method=method, max_bytes=self._hub.max_message_bytes)
         if self._end is not None:
             raise self._end
-        started = time.monotonic()
+        started = self._hub.awake_s()
         future: asyncio.Future[Message] = self._loop.create_future()
+        may_go_unheard(future)  # the end of the process is also what cancels the caller
         self._pending[call] = future
         slow = False
         try:
@@ -134,6 +135,15 @@ class Worker:
             self._hub.worked(self.name, answer.spans)
         return answer
 
+    def awake_s(self) -> float:
+        """The hub's clock, by which all limits go."""
+        return self._hub.awake_s()
+
+    @property
+    def progress_age_s(self) -> float:
+        """Seconds since the progress last changed."""
+        return self._hub.awake_s() - self.progress.changed
+
     @property
     def pending_calls(self) -> int:
         """Calls that somebody waits for."""
@@ -144,7 +154,7 @@ class Worker:
         while not self._hub.send(self.identity, frames):
             if future.done():
                 return
-            if time.monotonic() > deadline:
+            if self._hub.awake_s() > deadline:
                 raise CallTimeout(f"{self.name}.{method}: the worker took no more messages before the deadline")
             await asyncio.sleep(_RETRY_S)
 
@@ -157,7 +167,7 @@ class Worker:
         stall_s: float | None,
     ) -> Message:
         while True:
-            now = time.monotonic()
+            now = self._hub.awake_s()
             stall_at = float("inf")
             if stall_s is not None:
                 # A heartbeat reports progress up to one beat late.
@@ -172,7 +182,7 @@ class Worker:
 
     def _where(self) -> str:
         note = f"; its last progress was {self.progress.note!r}" if self.progress.note else ""
-        return f"{note} ({self.progress.age_s:.1f} s ago, {self.progress.count} in all); see {self.spec.log}"
+        return f"{note} ({self.progress_age_s:.1f} s ago, {self.progress.count} in all); see {self.spec.log}"
 
     def _result(self, method: str, message: Message, result: type[R]) -> R:
         if message.envelope.kind == "failure":
@@ -224,12 +234,15 @@ class Worker:
         await asyncio.wait([self.child.exited], timeout=timeout_s)
         return self.child.exited.done()
 
-    def check_heartbeat(self, now: float, excused_s: float) -> None:
-        self._heard += excused_s
+    def check_heartbeat(self, now: float) -> None:
+        """`now` is on the hub's clock."""
         limit = self._hub.heartbeat_s
-        if not self.welcomed or self._cause or now - self._heard <= limit:
+        if self._cause or now - self._heard <= limit:
             return
         state = self.child.state()
+        if not self.welcomed and state not in {"T", "t"}:
+            self._heard = now  # it still starts: only a stopped one says nothing for ever
+            return
         why = "process is stopped or its host is gone"
         if state not in {"", "T", "t"}:
             why = (
@@ -269,7 +282,7 @@ class Worker:
 
     def welcome(self) -> None:
         self.welcomed = True
-        self._heard = time.monotonic()
+        self._heard = self._hub.awake_s()
 
     def refuse(self, error: ProtocolError) -> None:
         if not self.ready.done():
@@ -277,7 +290,7 @@ class Worker:
 
     def handle(self, message: Message) -> None:
         """A message of this worker after its hello."""
-        self._heard = time.monotonic()
+        self._heard = self._hub.awake_s()
         envelope = message.envelope
         if envelope.kind in {"reply", "failure"}:
             future = self._pending.get(envelope.id)
@@ -299,7 +312,7 @@ class Worker:
     def _take_beat(self, beat: Beat) -> None:
         count, changed = self.progress.count, self.progress.changed
         if beat.progress != count:
-            count, changed = beat.progress, time.monotonic() - max(0.0, beat.age_s)
+            count, changed = beat.progress, self._hub.awake_s() - max(0.0, beat.age_s)
         self.progress = ProgressSnapshot(count, beat.note, beat.counters, changed)
 
 

@@ -29,6 +29,7 @@ from offbeat.errors import RunError
 from offbeat.trainer.learner import SUPERVISED_BETAS, Counters, Learner
 from offbeat.trainer.optimizer import adamw
 from offbeat.trainer.tensor_file import write_tensors
+from offbeat.weights.verify import NOT_FINITE, all_finite
 
 FORMAT = "offbeat-trainer/1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -48,7 +49,13 @@ class Scalars(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(learner: Learner, folder: Path, rank: int, *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
-    """Writes into an existing folder. Returns the files written, all flushed to disk."""
+    """Writes into an existing folder. Returns the files written, all flushed to disk.
+
+    RunError for weights that are no numbers, a checkpoint of which could not be continued, and for a full disk.
+    """
+    for name, parameter in learner.model.named_parameters():
+        if not all_finite(parameter.detach()):
+            raise RunError(f"{name} {NOT_FINITE}; no checkpoint is made of them.")
     tensors: dict[str, Tensor] = {}
     steps: dict[str, dict[str, int]] = {}
     for kind, optimizer in _optimizers(learner).items():
@@ -62,10 +69,13 @@ def save(learner: Learner, folder: Path, rank: int, *, shard_bytes: int = SHARD_
     if learner.device.type == "cuda":
         tensors["random/device"] = torch.cuda.get_rng_state(learner.device)
 
-    if rank == 0:
-        learner.model.save_pretrained(folder / "model", max_shard_size=shard_bytes)
     tensor_file, scalar_file = _files(folder, rank)
-    write_tensors(tensors, tensor_file)
+    try:
+        if rank == 0:
+            learner.model.save_pretrained(folder / "model", max_shard_size=shard_bytes)
+        write_tensors(tensors, tensor_file)
+    except SafetensorError as error:
+        raise RunError(f"{folder} cannot be written: {error}") from error
     counters = {name: int(value) for name, value in vars(learner.counters).items()}
     scalars = Scalars(
         format=FORMAT,

@@ -27,7 +27,7 @@ from offbeat.weights.manifest import manifest_hash, torch_dtype
 from offbeat.weights.member import Deadline, Member, run_guarded
 from offbeat.weights.packing import Bucket, entry_bytes, pack, phase_of
 from offbeat.weights.rendezvous import Rendezvous
-from offbeat.weights.verify import Digest
+from offbeat.weights.verify import NOT_FINITE, Digest, all_finite
 
 if TYPE_CHECKING:
     from offbeat.rpc.server import Progress
@@ -160,10 +160,16 @@ class _Filler:
             buffer[piece.offset : piece.offset + piece.size].view(dtype).copy_(part)  # casts on the way
 
     def digest(self, bucket: Bucket, buffer: Tensor) -> None:
-        """Of the bytes in the buffer, while they are on their way."""
+        """Of the bytes in the buffer, while they are on their way. WeightSyncError when one is no number."""
         for piece in bucket.pieces:
-            digest = self._digests.setdefault(piece.entry, Digest(entry_bytes(self._entries[piece.entry])))
-            digest.add(buffer[piece.offset : piece.offset + piece.size], piece.start)
+            entry = self._entries[piece.entry]
+            digest = self._digests.setdefault(piece.entry, Digest(entry_bytes(entry)))
+            data = buffer[piece.offset : piece.offset + piece.size]
+            digest.add(data, piece.start)
+            if not all_finite(data.view(torch_dtype(entry.dtype))):
+                raise WeightSyncError(
+                    f"{entry.name} {list(entry.shape)} {entry.dtype} {NOT_FINITE}; nothing was committed."
+                )
 
     def end(self) -> None:
         """Every entry was taken from the source, and the source has no more."""

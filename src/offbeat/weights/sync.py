@@ -104,7 +104,7 @@ class WeightTransaction:
     async def sync(self, version: int) -> Report:
         """Every engine serves `version` when this returns. WeightSyncError otherwise, and then none serves anything."""
         started = time.monotonic()
-        self._end = started + self._weights.timeout_s
+        self._end = self._trainer.awake_s() + self._weights.timeout_s
         self._phases = {}
         nonce = self._nonce = self._nonce or secrets.token_hex(8)
         try:
@@ -295,7 +295,7 @@ class WeightTransaction:
         )
 
     def _left(self) -> float:
-        left = self._end - time.monotonic()
+        left = self._end - self._trainer.awake_s()
         if left <= 0:
             raise WeightSyncError(f"the sync took longer than its {self._weights.timeout_s:g} s (weights.timeout_s).")
         return left

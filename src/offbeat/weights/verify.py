@@ -16,6 +16,7 @@ memory.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -25,6 +26,12 @@ K = 8192
 _ROWS = 8
 _MASK = (1 << 64) - 1
 _SIZE_FACTOR = 0x9E3779B97F4A7C15
+
+NOT_FINITE = (
+    "has values that are NaN or infinite in the trainer's memory; continue from an earlier checkpoint "
+    "(`offbeat resume RUN --step N`) with a lower trainer.lr"
+)
+"""What to say of a tensor that is not `all_finite`."""
 
 
 class Digest:
@@ -117,3 +124,11 @@ def _word_factors(device: str) -> Tensor:
 @functools.lru_cache(maxsize=1 << 17)
 def block_factor(block: int) -> int:
     return splitmix((1 << 32) + block) | 1
+
+
+def all_finite(values: Tensor) -> bool:
+    """No NaN and no infinity among them. One pass: the extremes of what has a NaN are NaN."""
+    if not values.is_floating_point() or not values.numel():
+        return True
+    low, high = torch.aminmax(values if values.itemsize > 1 else values.float())  # none for float8
+    return math.isfinite(low) and math.isfinite(high)
