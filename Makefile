@@ -15,7 +15,7 @@ INPUTS := pyproject.toml constraints.txt
 # The tiny models are too small for several threads an operation; on a busy machine more threads are ten times slower.
 one_thread := OMP_NUM_THREADS=1
 
-.PHONY: help quickstart smollm2 test check format bench clean
+.PHONY: help quickstart smollm2 test check format docs bench clean
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -44,12 +44,16 @@ unit: $(VENV)/.dev
 format: $(VENV)/.dev ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format .
 
+docs: $(VENV)/.docs ## Build the documentation's site into site/ and check its links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "Built site/. To read it: $(BIN)/python -m http.server --directory site (without a server there is no search)"
+
 bench: $(VENV)/.dev ## Run every script in benchmarks/
 	@set -- benchmarks/*.py; [ -e "$$1" ] || { echo "benchmarks/ has no scripts." >&2; exit 1; }; \
 	for script in "$$@"; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean: ## Remove the virtual environment and caches (runs/ stays)
-	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
 
 # --- the environment ------------------------------------------------------------------------------------------------
 
@@ -63,6 +67,11 @@ $(VENV)/.dev: $(VENV)/.torch
 	@echo "[3/3] installing offbeat with tasks and development tools"
 	@$(PIP) --editable '.[train,tasks,dev]'
 	@touch $@ $(VENV)/.train
+
+$(VENV)/.docs: $(VENV)/.made $(INPUTS)
+	@echo "installing what builds the site"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.torch: $(VENV)/.made $(INPUTS)
 	@echo "[2/3] installing $$(grep ^torch constraints.txt) (the largest part; several minutes on a slow line)"
