@@ -279,7 +279,7 @@ def test_a_run_from_another_folder_through_a_pipe_then_evaluated_and_continued(p
     assert first.out.count("\n") == 1
     assert evaluation_line(first.out, 1)
     missing = refused(command("eval", run, "--step", "7", cwd=tmp_path))
-    assert "[1, 2]" in missing
+    assert "saved are 1, 2" in missing
 
     assert "has done all its 2 steps; continue with more" in refused(command("resume", run, cwd=tmp_path))
     assert "holds a run already" in refused(command("train", config, "--run-dir", run, cwd=tmp_path))
