@@ -20,7 +20,6 @@ pytestmark = pytest.mark.integration
 
 CHOSEN = (
     Cell("engine-0", "sync", "stop", 0),
-    Cell("trainer-0", "train", "kill", 0),
     Cell("reward-0", "rollout", "kill", 1),
     Cell("controller", "rollout", "kill", 1),
     Cell("controller", "eval", "term", 0),

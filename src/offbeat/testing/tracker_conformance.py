@@ -72,8 +72,9 @@ class _Run:
         records = list(history)
         delivery = Delivery("conformance", self.make(), run, records, self.file, told.append, samples=4)
         for one in new:
+            delivery.expect(one["step"], samples(one["step"]) if KEY in one else [])
             records.append(one)
-            delivery.recorded(one["step"], samples(one["step"]) if KEY in one else [])
+            delivery.recorded()
         delivery.close(outcome)
         deadline = time.monotonic() + self.timeout_s
         while not delivery.ended and time.monotonic() < deadline:

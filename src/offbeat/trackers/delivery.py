@@ -63,8 +63,8 @@ class Delivery:
 
     # --- the controller's side --------------------------------------------------------------------------------------
 
-    def recorded(self, step: int, samples: Sequence[Row]) -> None:
-        """A record was added to the list, with all samples of its step. Never waits for the tracker."""
+    def expect(self, step: int, samples: Sequence[Row]) -> None:
+        """All samples of a step whose record is about to be added to the list: the thread may read that at once."""
         rows = table(samples, self._samples)
         with self._changed:
             if rows:
@@ -72,6 +72,10 @@ class Delivery:
             while len(self._tables) > WAITING_TABLES:
                 del self._tables[min(self._tables)]
                 self._left_out += 1
+
+    def recorded(self) -> None:
+        """A record was added to the list. Never waits for the tracker."""
+        with self._changed:
             self._news = True
             self._changed.notify()
 

@@ -97,9 +97,11 @@ class Trackers:
 
     def recorded(self, record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         """An object of metrics.jsonl, and the objects of samples.jsonl of its step."""
+        for delivery in self._deliveries:
+            delivery.expect(record["step"], samples)
         self._records.append(record)
         for delivery in self._deliveries:
-            delivery.recorded(record["step"], samples)
+            delivery.recorded()
 
     def words(self) -> list[str]:
         """What there is to warn of since the last call."""
