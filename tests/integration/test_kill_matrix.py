@@ -19,10 +19,8 @@ from offbeat.testing.leaks import no_leaks
 pytestmark = pytest.mark.integration
 
 CHOSEN = (
-    Cell("engine-0", "sync", "stop", 0),
     Cell("reward-0", "rollout", "kill", 1),
     Cell("controller", "rollout", "kill", 1),
-    Cell("controller", "eval", "term", 0),
     Cell("controller", "sync", "stop", 0),
 )
 
