@@ -20,9 +20,10 @@ import pytest
 from tiny_run import BASE, command, merge, records, write_config, write_project, write_rows
 
 import offbeat
-from offbeat.config import Section, config_fields, load_config
+from offbeat.config import Section, TrackerSection, config_fields, load_config
 from offbeat.testing.leaks import no_leaks
 from offbeat.testing.tiny_model import tiny_gpt2, tiny_moe
+from offbeat.trackers.opening import make_tracker
 from offbeat.trainer.learner import Learner
 from offbeat.trainer.loading import load_model
 from offbeat.trainer.settings import TrainerSettings
@@ -149,9 +150,11 @@ def _mixed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mixed:
         data=[lines, table],
         warmup={"source": "train.jsonl", "format": "text", "answer": "answer", "steps": 1, "samples_per_step": 4},
         eval=[heldout],
+        trackers=[{"kind": "tensorboard"}],
     )
     with no_leaks(adopt=True), reading() as found:
         steps = train(config, run)
+        make_tracker(TrackerSection(kind="wandb"))  # what a run does with one; the library need not be installed
         trainer = TrainerSettings.of(load_config(config))  # what the trainer's own process does with its part
         with contextlib.redirect_stderr(io.StringIO()):
             model = load_model(trainer.model, None, init="pretrained", seed=0)

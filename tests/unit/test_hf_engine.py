@@ -146,12 +146,12 @@ def test_left_padding_moves_no_position_B021(padding: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("max_rows", [1, 3, 5, 16])
-def test_a_sample_is_the_same_whatever_else_is_computed_with_it(kind: str, max_rows: int) -> None:
+def test_a_sample_is_the_same_whatever_else_is_computed_with_it(kind: str) -> None:
     requests = requests_of([3, 6, 1, 4], [5, 2, 3, 4])
     sampling = Sampling(max_new_tokens=8, stop_token_ids=(1, 2, 3, 4))
     together = HfSampler(model_of(kind), max_rows=64).generate(requests, sampling, 0)
-    assert same_tokens(HfSampler(model_of(kind), max_rows=max_rows).generate(requests, sampling, 0), together)
+    for max_rows in (1, 3, 16):
+        assert same_tokens(HfSampler(model_of(kind), max_rows=max_rows).generate(requests, sampling, 0), together)
 
 
 def test_a_longer_prompt_that_joins_late_is_placed_left_of_the_others() -> None:

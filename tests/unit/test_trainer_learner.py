@@ -204,27 +204,29 @@ def test_supervised_loss_is_the_token_mean_of_cross_entropy_whatever_the_split(f
         assert metrics["grad_norm"] == pytest.approx(losses[0]["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 10, 19])
-def test_a_resumed_run_has_the_same_rates_and_the_same_bits_B017(folder: Path, tmp_path: Path, stop_at: int) -> None:
+def test_a_run_resumed_anywhere_has_the_same_rates_and_the_same_bits_B017(folder: Path, tmp_path: Path) -> None:
     """B088 too: what is drawn at random goes on where it was, in Python, numpy and torch."""
     options: dict[str, Any] = {"schedule": "cosine", "warmup_steps": 6, "weight_decay": 0.1}
-    whole, first = learner_of(folder, **options), learner_of(folder, **options)
-    rates = [whole.update(batch(i)).metrics["lr"] for i in range(20)]
-    found = [first.update(batch(i)).metrics["lr"] for i in range(stop_at)]
+    whole = learner_of(folder, **options)
+    rates: list[float] = []
+    saved: dict[int, tuple[Any, Any]] = {}
     random.seed(5)
-    state.save(first, tmp_path, 0)
-    drawn = (random.random(), np.random.rand(), float(torch.rand(())))
+    for done in range(20):
+        if done in (1, 5, 19):
+            state.save(whole, tmp_path / str(done), 0)
+            saved[done] = copy.copy(whole.counters), (random.random(), np.random.rand(), float(torch.rand(())))
+        rates.append(whole.update(batch(done)).metrics["lr"])
 
-    second = learner_of(folder, **options)
-    second.supervise([SupervisedSample(prompt_token_ids=np.asarray([3]), token_ids=np.asarray([4]))], 1.0, last=False)
-    state.load(second, tmp_path, 0)
-    assert (random.random(), np.random.rand(), float(torch.rand(()))) == drawn
-    assert second.counters == first.counters
-    assert second.supervised is None
-    found += [second.update(batch(i)).metrics["lr"] for i in range(stop_at, 20)]
-    assert found == rates
-    assert equal(weights(second), weights(whole))
-    assert second.counters == whole.counters
+    for done, (counters, drawn) in saved.items():
+        second = learner_of(folder, **options)
+        second.supervise([SupervisedSample(prompt_token_ids=np.array([3]), token_ids=np.array([4]))], 1.0, last=False)
+        state.load(second, tmp_path / str(done), 0)
+        assert (random.random(), np.random.rand(), float(torch.rand(()))) == drawn
+        assert second.counters == counters
+        assert second.supervised is None
+        assert [second.update(batch(i)).metrics["lr"] for i in range(done, 20)] == rates[done:]
+        assert equal(weights(second), weights(whole))
+        assert second.counters == whole.counters
 
 
 def test_a_saved_model_folder_loads_by_itself(folder: Path, tmp_path: Path) -> None:
