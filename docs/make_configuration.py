@@ -29,7 +29,8 @@ A run is one TOML file. A value comes from, in rising order of precedence: the d
 shows what a file means without starting anything, and every run keeps its resolved values in `config.json`.
 
 An unknown key is an error that names the nearest known one. All problems of a file are reported at once. Relative paths
-are taken from the folder of the file.
+are taken from the folder of the file, whatever folder a command is called in: those on the command line too, also after
+a run (`offbeat resume RUN key=value`, `eval`, `rescore`), which keeps the folder of its file in `origin.json`.
 """
 
 

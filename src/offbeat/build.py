@@ -38,7 +38,7 @@ from offbeat.models import (
 )
 from offbeat.ports import Engine
 from offbeat.rewards.checks import check_rewards
-from offbeat.rewards.functions import inspect_function
+from offbeat.rewards.functions import file_digests, inspect_function
 from offbeat.rewards.pool import RewardPool
 from offbeat.rollout.pool import EnginePool
 from offbeat.rollout.remote import RemoteEngine
@@ -74,6 +74,8 @@ class Prepared:
     prompts: PromptStream
     eval_data: tuple[EvalData, ...]
     warmup: WarmupSet | None
+    inputs: Mapping[str, str]
+    """Digests of what may change before a resume without being refused: files of reward functions, held-out rows."""
 
     @property
     def model_name(self) -> str:
@@ -147,7 +149,8 @@ def prepare(config: Config) -> Prepared:
         )
     if problems or prompts is None:
         raise ConfigError(*dict.fromkeys(problems))
-    return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup)
+    inputs = file_digests(_reward_specs(config)) | {f"rows of eval {data.name}": data.digest() for data in eval_data}
+    return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup, inputs)
 
 
 def _check_early(config: Config) -> tuple[Config, ModelFolder]:
@@ -236,8 +239,7 @@ def _path_problems(config: Config) -> list[str]:
     named += [("warmup.", config.warmup)] if config.warmup else []
     for where, section in named:
         collect(partial(check_source, section.source, section.options), where)
-    specs = [name for section in (*config.data, *config.eval) for name in section.rewards or ()]
-    for spec in dict.fromkeys(specs):
+    for spec in _reward_specs(config):
         collect(partial(inspect_function, spec))
     template = config.sampling.chat_template
     if template is not None and not Path(template).is_file():
@@ -246,6 +248,11 @@ def _path_problems(config: Config) -> list[str]:
             "configuration file."
         )
     return problems
+
+
+def _reward_specs(config: Config) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(name for section in (*config.data, *config.eval) for name in section.rewards or ()))
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

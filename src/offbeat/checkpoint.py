@@ -30,6 +30,7 @@ import msgspec
 from offbeat.errors import ConfigError, RunError
 from offbeat.faults import point
 from offbeat.metrics.best import best
+from offbeat.metrics.figures import size
 
 FORMAT = "offbeat-checkpoint/1"
 _NAME = re.compile(r"^step-(\d+)$")
@@ -58,6 +59,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of training so far, earlier parts of the run included."""
     journal: int | None = None
     """Bytes of the journal when it was made; None: of a run that kept none."""
+    inputs: dict[str, str] = {}
+    """Name → digest of what may change: files of reward functions, held-out rows. Empty: of a run that kept none."""
+
+
+def changed_inputs(state: State, now: Mapping[str, str]) -> list[str]:
+    """Names of those that are there still, with another content."""
+    return [name for name, digest in state.inputs.items() if now.get(name, digest) != digest]
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -182,8 +190,8 @@ class CheckpointStore:
             needed, free = sum(files), self._free_bytes(self._folder)
             if free < needed:
                 raise RunError(
-                    f"checkpoint of step {step} needs about {needed:,} bytes, as step-{newest} does, and {free:,} are "
-                    f"free in {self._folder}; make room, or lower checkpoint.keep_last."
+                    f"checkpoint of step {step} needs about {size(needed)}, as step-{newest} does, and {size(free)} "
+                    f"are free in {self._folder}; make room, or lower checkpoint.keep_last."
                 )
 
     def _newest_first(self) -> list[Path]:

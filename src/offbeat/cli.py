@@ -60,8 +60,8 @@ def train(
     from offbeat.config import load_config
     from offbeat.metrics.display import make_display
 
-    loaded = load_config(config, overrides or ())
-    _exit(command.train(loaded, name=config.stem, run_dir=run_dir, display=make_display(quiet=quiet)))
+    loaded, origin = load_config(config, overrides or ()), config.resolve().parent
+    _exit(command.train(loaded, name=config.stem, origin=origin, run_dir=run_dir, display=make_display(quiet=quiet)))
 
 
 @app.command()
@@ -130,7 +130,7 @@ def try_(
     warmup: Annotated[bool, typer.Option(help="Run the supervised [warmup] first, as a run would.")] = True,
     figures: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
     samples: Annotated[
-        Path | None, typer.Option(help="Write the samples to this file, for `offbeat samples` and `rescore`.")
+        Path | None, typer.Option(help="Write the samples to this file, for offbeat samples and rescore.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

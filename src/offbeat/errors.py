@@ -13,8 +13,9 @@
         ├── RewardError              a reward function failed more often than allowed, or returned no number
         └── TrainingDiverged         non-finite gradients beyond the limit
 
-A message says what happened, the value seen, and what to do next. A failed rollout is data, not an error; a failed
-component ends the run with its own, original error.
+A message says what happened, the value seen, and what to do next. It is plain text that a terminal, a log and a page
+show as it is: no markup; names and commands in single quotes where they would read as prose. A failed rollout is data,
+not an error; a failed component ends the run with its own, original error.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import msgspec
 
 from offbeat.errors import RunError
 from offbeat.metrics.evaluation import EvalResult, must_have_version, summarize
+from offbeat.metrics.figures import counted
 from offbeat.ports import Engine, Reward
 from offbeat.types import GenerateRequest, Prompt, Rollout, Sampling, Scored, sample_seed
 
@@ -30,6 +31,10 @@ class EvalSet:
     samples_per_prompt: int = 1
     pass_threshold: float = 1.0
     """A sample passes when its reward is at least this."""
+
+    def __str__(self) -> str:
+        """`heldout: 200 prompts, 1 sample each`."""
+        return f"{self.name}: {counted(len(self.prompts), 'prompt')}, {counted(self.samples_per_prompt, 'sample')} each"
 
 
 def requests_of(eval_set: EvalSet, run_seed: int) -> list[GenerateRequest]:
@@ -53,14 +58,18 @@ async def evaluate(
     step: int,
     version: int,
     run_seed: int,
+    begins: Callable[[EvalSet], None] | None = None,
     seen: Callable[[EvalSet, list[Scored]], None] | None = None,
 ) -> list[EvalResult]:
-    """One point of each set, in order. `seen` gets the scored samples of a set, to write them down.
+    """One point of each set, in order. `begins` is told of a set before it is asked, `seen` gets its scored samples, to
+    write them down.
 
     Raises `RunError` when an engine answers with another version than `version`, or with other samples than asked for.
     """
     results: list[EvalResult] = []
     for eval_set in sets:
+        if begins is not None:
+            begins(eval_set)
         rollouts = await engine.generate(requests_of(eval_set, run_seed), eval_set.sampling)
         prompts = _prompts_of(eval_set, rollouts, version)
         scored = await reward.score(rollouts, prompts)

@@ -101,13 +101,13 @@ def _read_folder(
     """`hub_files` are names and sizes on the hub, where the weights are not here yet."""
     if not (folder / "config.json").is_file():
         inner = sorted(p.parent.name for p in folder.glob("*/config.json"))
-        hint = f"; did you mean {folder / inner[0]}?" if inner else "; give a folder written by `save_pretrained`."
+        hint = f"; did you mean {folder / inner[0]}?" if inner else "; give a folder written by save_pretrained."
         raise ModelError(f"model = {model!r}: {folder} has no config.json{hint}")
     config = _read_json(model, folder / "config.json")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(
             f"model = {model!r}: {folder} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, …); "
-            f"save it there with `tokenizer.save_pretrained({str(folder)!r})`."
+            f"save it there with tokenizer.save_pretrained({str(folder)!r})."
         )
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"model = {model!r}: config.json has no model_type; it is not a transformers model.")
@@ -191,7 +191,7 @@ def _check_weight_file(model: str, path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(8)
         if head == b"version ":
-            raise ModelError(f"model = {model!r}: {path} is a Git LFS pointer, not the weights; run `git lfs pull`.")
+            raise ModelError(f"model = {model!r}: {path} is a Git LFS pointer, not the weights; run 'git lfs pull'.")
         if size == 0:
             raise ModelError(f"model = {model!r}: {path} is empty; download or save the model again.")
         if path.suffix != ".safetensors":
@@ -288,7 +288,7 @@ def load_tokenizer(model: ModelFolder, chat_template: str | Path | None = None) 
     except Exception as error:
         raise ModelError(
             f"model = {model.model!r}: its tokenizer cannot be loaded ({type(error).__name__}: {error}); "
-            "save it again with `tokenizer.save_pretrained(folder)`."
+            "save it again with tokenizer.save_pretrained(folder)."
         ) from error
     if chat_template is not None:
         try:

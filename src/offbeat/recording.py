@@ -135,6 +135,7 @@ class RunEvaluations:
             step=version,
             version=version,
             run_seed=self.config.seed,
+            begins=lambda eval_set: self.recorder.display.phase(f"evaluating {eval_set}"),
             seen=lambda eval_set, scored: self.recorder.scored(eval_set, scored, version),
         )
         for result in results:
@@ -154,6 +155,7 @@ class RunSaver:
     history: Sequence[Mapping[str, Any]]
     """The records so far: which checkpoint is the best."""
     data: str
+    inputs: Mapping[str, str]
     started_s: float
     elapsed_before_s: float = 0.0
     saved: Path | None = None
@@ -200,6 +202,7 @@ class RunSaver:
             data=self.data,
             elapsed_s=self.elapsed_before_s + time.monotonic() - self.started_s,
             journal=self.journal.mark(),
+            inputs=dict(self.inputs),
         )
         return await asyncio.to_thread(self.store.commit, writing, state)
 

@@ -9,7 +9,6 @@ A checkpoint's files are compared with its completion record before its model is
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.config import Config
 from offbeat.errors import ConfigError
-from offbeat.metrics.writer import CONFIG, RunFolder
+from offbeat.metrics.writer import RunFolder, is_run_config
 
 MODEL = Path("trainer-0") / "model"
 _STEP = re.compile(r"^step-(\d+)$")
@@ -60,7 +59,10 @@ def choose_checkpoint(run: RunFolder, step: int | None = None) -> Checkpoint:
     checkpoint, skipped = store.latest()
     if checkpoint is None:
         reasons = f" ({'; '.join(skipped)})" if skipped else ""
-        raise ConfigError(f"{run.path} has no complete checkpoint{reasons}.")
+        raise ConfigError(
+            f"{run.path} has no complete checkpoint{reasons}: a run is saved at its end, and on the way if "
+            "checkpoint.every_steps says so."
+        )
     return checkpoint
 
 
@@ -95,7 +97,7 @@ def lineage(config: Config) -> tuple[str, str | None, tuple[Origin, ...]]:
         try:
             values = RunFolder(origin.run).read_config()
             model, revision = str(values["model"]), values.get("revision")
-        except (OSError, ValueError, KeyError):
+        except (ConfigError, KeyError):
             break
         passed.append(origin)
     return model, revision, tuple(passed)
@@ -116,9 +118,7 @@ def _checkpoint_step(path: Path) -> int | None:
 
 
 def _is_run(path: Path) -> bool:
-    """A folder whose config.json is that of a run; a model's has its `model_type`."""
     try:
-        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return is_run_config(RunFolder(path).read_config())
+    except ConfigError:
         return False
-    return isinstance(values, dict) and "model_type" not in values and {"model", "steps", "data"} <= values.keys()

@@ -140,6 +140,7 @@ def _stages(
             journal=journal,
             history=recorder.history,
             data=prepared.prompts.fingerprint(),
+            inputs=prepared.inputs,
             started_s=started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
             warn=recorder.display.warn,

@@ -120,14 +120,14 @@ def test_samples_of_the_run_can_be_read(run: Path) -> None:
     assert "it has" in refused.err
 
 
-def test_a_changed_reward_is_compared_with_the_recorded_one(project: Path, run: Path, tmp_path: Path) -> None:
+def test_a_changed_reward_is_compared_with_the_recorded_one(run: Path, tmp_path: Path) -> None:
     before = contents(run)
     same = command("rescore", run)
     assert same.code == 0, same.told
     assert "no sample's reward has changed" in same.out
     output = tmp_path / "new.jsonl"
-    rewards = f'data.0.rewards={{"{project}/strict.py:strict"=1.0, "{project}/rewards.py:length"=0.5}}'
-    changed = command("rescore", run, rewards, "--output", output)
+    rewards = 'data.0.rewards={"strict.py:strict"=1.0, "rewards.py:length"=0.5}'  # beside the run's config
+    changed = command("rescore", run, rewards, "--output", output, cwd=tmp_path)
     assert changed.code == 0, changed.told
     assert "           strict – → " in changed.out
     assert "largest changes" in changed.out

@@ -97,7 +97,7 @@ def test_one_wrong_letter_in_any_key_of_the_quickstart_gets_one_sentence_with_th
     lines = [*QUICKSTART[:number], QUICKSTART[number].replace(key, wrong, 1), *QUICKSTART[number + 1 :]]
     (tmp_path / "quickstart.toml").write_text("\n".join(lines), encoding="utf-8")
     said = refused(train_that_must_not_start("quickstart.toml", cwd=tmp_path))
-    assert f"{wrong}: unknown key; did you mean `{key}`" in said
+    assert f"{wrong}: unknown key; did you mean '{key}'" in said
 
 
 def data(**changes: Any) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def test_all_mistakes_are_told_at_once(project: Path, tmp_path: Path) -> None:
         (["no.toml"], r"config no.toml: no such file; give the path of a TOML file."),
         (["."], r"config \.: is a folder; give the path of a TOML file."),
         (["{run}", "trainer.lr"], r"override 'trainer.lr': write key=value, e.g. trainer.lr=1e-5."),
-        (["{run}", "trainer.lrr=1"], r"trainer.lrr: unknown key; did you mean `lr`\?"),
+        (["{run}", "trainer.lrr=1"], r"trainer.lrr: unknown key; did you mean 'lr'\?"),
         (["{run}", "data.source=x"], r"override 'data.source=x': name the entry, e.g. data.0.source=x."),
         (["{run}", "steps=abc"], r'steps = "abc": must be a whole number.'),
         (["{run}", "--run-dir", "{project}"], r"--run-dir .* is not empty .*choose another, or empty this one."),
@@ -216,8 +216,8 @@ def test_check_shows_prompt_ids_stops_arithmetic_and_memory_and_starts_nothing(p
     assert ended.err == ""
     for pattern in (
         r"^model   model · qwen3 · 16k parameters$",
-        r"^memory  about [\d.]+ GiB for the trainer, [\d.]+ GiB for each engine$",
-        r"^disk    about [\d.]+ GiB for a checkpoint · 2 are kept, and one more while it is saved$",
+        r"^memory  about [\d.]+ [MG]iB for the trainer, [\d.]+ [MG]iB for each engine$",
+        r"^disk    about [\d.]+ [KM]iB for a checkpoint · 2 are kept, and one more while it is saved$",
         r"^batch   2 prompts × 4 = 8 samples → 2 updates → 1 version; lag 1$",
         r"^engines 1 × hf · float32 · weights over gloo on 127\.0\.0\.1$",
         r"^data    data: 12 rows · 0 too long · 6\.0 steps per epoch · rewards rewards\.py:length × 1$",
@@ -268,6 +268,7 @@ def test_a_run_from_another_folder_through_a_pipe_then_evaluated_and_continued(p
     assert steps_of(run) == [0, 1]
     assert re.search(rf"^evaluate   \S.* eval \S*{run.name}$", ended.out, re.M), ended.told
     last = evaluation_line(ended.out, 2)
+    assert "\nstart     evaluating heldout: 4 prompts, 4 samples each\n" in ended.out
 
     # The same weights, seeds and prompts: the same numbers, from the run's folder …
     again = command("eval", run, cwd=tmp_path)

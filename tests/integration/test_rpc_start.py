@@ -109,7 +109,7 @@ def test_an_interpreter_without_offbeat_is_named_with_the_remedy(tmp_path: Path)
         return ProcessSpec(asked.name, "offbeat.rpc.server", asked.settings, asked.log, python=str(bare))
 
     with pytest.raises(
-        WorkerDied, match=rf"{bare} has no module offbeat: run `{bare} -m pip install offbeat=="
+        WorkerDied, match=rf"{bare} has no module offbeat: run '{bare} -m pip install offbeat=="
     ) as caught:
         start(tmp_path, change=change)
     assert "No module named" in caught.value.log_tail

@@ -48,9 +48,15 @@ def test_the_saved_folder_has_model_and_tokenizer_and_a_resume_keeps_the_evaluat
     assert "the run has" in refused.err
     assert (run / "config.json").read_text() == before
 
-    resumed = command("resume", run, "steps=3")
+    with (project / "rewards.py").open("a") as rewards:
+        rewards.write("# edited\n")
+    resumed = command("resume", run, "steps=3", cwd=project)
     assert resumed.code == 0, resumed.told
-    assert "steps" in resumed.out
+    warnings = [line for line in resumed.out.splitlines() if line.startswith("! ")]
+    assert warnings[:2] == [
+        "! resumed with other settings than before: steps",
+        "! changed since step 2, and used as they are now: rewards.py",
+    ]
     assert evaluated(run) == [0, 2, 3]
 
 

@@ -189,6 +189,7 @@ class FakeRun:
                 journal=journal,
                 history=recorder.history,
                 data="rows",
+                inputs={"rewards.py": "digest"},
                 started_s=0.0,
             ),
             recorder=recorder,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
 from offbeat import checkpoint as module
-from offbeat.checkpoint import Checkpoint, CheckpointStore, Retention, State, open_checkpoint, retained
+from offbeat.checkpoint import Checkpoint, CheckpointStore, Retention, State, changed_inputs, open_checkpoint, retained
 from offbeat.config import CheckpointSection
 from offbeat.errors import RunError
+from offbeat.metrics import figures
 
 
 def state(step: int) -> State:
@@ -183,12 +186,19 @@ def test_a_save_that_cannot_fit_is_refused_before_anything_is_written(tmp_path: 
     """B102: with what it needs, what is there and what to do; the checkpoints before stay."""
     save(CheckpointStore(tmp_path), 1)
     needed = sum(path.stat().st_size for path in (tmp_path / "step-1").rglob("*") if path.is_file())
-    with pytest.raises(
-        RunError, match=rf"step 2 needs about {needed} bytes, as step-1 does, and 99 are free.*keep_last"
-    ):
+    needs = rf"step 2 needs about {re.escape(figures.size(needed))}, as step-1 does, and 99 bytes are free.*keep_last"
+    with pytest.raises(RunError, match=needs):
         CheckpointStore(tmp_path, free_bytes=lambda _: 99).begin(2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     save(CheckpointStore(tmp_path, free_bytes=lambda _: needed), 2)
+
+
+def test_what_has_changed_is_told_by_digests_and_a_run_that_kept_none_has_changed_in_nothing() -> None:
+    kept = msgspec.structs.replace(state(1), inputs={"a.py": "1", "b.py": "2", "gone.py": "3"})
+    assert changed_inputs(kept, {"a.py": "1", "b.py": "x", "new.py": "4"}) == ["b.py"]
+    older = msgspec.json.decode(msgspec.json.encode(state(1)).replace(b',"inputs":{}', b""), type=State)
+    assert b"inputs" not in msgspec.json.encode(state(1)).replace(b',"inputs":{}', b"")
+    assert changed_inputs(older, {"a.py": "1"}) == []
 
 
 def test_few_checkpoints_are_kept_unless_more_are_asked_for(memory_path: Path) -> None:

@@ -202,12 +202,16 @@ def test_held_out_sets_take_what_they_leave_out_from_the_first_source(tmp_path: 
     ]
     assert found.rewards == {"exact_match": 1.0}
     assert found.prompts[0].columns["answer"] == "a0"
+    assert open_eval(config, config.eval[0], character_tokenizer()).digest() == found.digest()
+    text = Path(held_out).read_text()
+    Path(held_out).write_text(text.replace("a1", "other"))
+    assert open_eval(config, config.eval[0], character_tokenizer()).digest() != found.digest()
 
 
 def test_a_held_out_set_with_the_name_of_a_source_is_refused(tmp_path: Path):
     held_out = _write(tmp_path / "held.jsonl", ["a"])
     config = _with(_config(tmp_path, 4), eval=[{"name": "s0", "source": held_out}])
-    with pytest.raises(ConfigError, match=r"eval\.s0.*another `name`"):
+    with pytest.raises(ConfigError, match=r"eval\.s0.*another name"):
         open_eval(config, config.eval[0], character_tokenizer())
 
 

@@ -71,6 +71,31 @@ def test_a_plain_display_writes_one_line_a_step_and_no_control_character(tmp_pat
     assert sum(line.startswith("! step") for line in lines) == 1
 
 
+def test_an_evaluation_is_announced_at_the_start_and_later_when_it_takes_long(tmp_path: Path) -> None:
+    stream, now = io.StringIO(), [0.0]
+    display = PlainDisplay(stream, clock=lambda: now[0])
+    display.begin(HEADER)
+
+    def evaluate(seconds: int) -> None:
+        display.phase("evaluating gsm8k: 200 prompts, 1 sample each")
+        for _ in range(4 * seconds):
+            display.activity(Activity(tokens=3))
+            now[0] += 0.25
+        display.evaluation(result(0, 0.2))
+
+    evaluate(1)
+    display.step(record(0))
+    evaluate(1)
+    display.activity(Activity())
+    evaluate(60)
+    now[0] += 60
+    display.activity(Activity())
+    evaluate(60)
+    told = [line.split()[0] for line in stream.getvalue().splitlines()[3:]]
+    assert told == ["start", "eval", "step", "eval", "now", "eval", "now", "eval"]
+    assert "\nnow       evaluating gsm8k: 200 prompts, 1 sample each\neval 0 " in stream.getvalue()
+
+
 def test_a_long_phase_reports_every_ten_seconds() -> None:
     stream, now = io.StringIO(), [0.0]
     display = PlainDisplay(stream, clock=lambda: now[0])

@@ -95,6 +95,24 @@ def test_durations(value: float, text: str) -> None:
     assert figures.duration(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1,023 bytes"),
+        (1024, "1.0 KiB"),
+        (5_240_832, "5.0 MiB"),
+        (1023.6 * 2**10, "1.0 MiB"),
+        (450 * 2**20, "450 MiB"),
+        (26.44 * 2**30, "26.4 GiB"),
+        (5000 * 2**30, "5,000 GiB"),
+    ],
+)
+def test_sizes_have_a_unit_that_fits(value: float, text: str) -> None:
+    assert figures.size(value) == text
+
+
 def test_a_small_share_is_not_shown_as_none() -> None:
     assert [figures.percent(share) for share in (0.0, 0.001, 0.614, 1.0, None)] == ["0 %", "<1 %", "61 %", "100 %", "–"]
 

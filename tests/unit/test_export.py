@@ -168,7 +168,7 @@ def test_a_repository_of_another_visibility_is_refused_before_anything_is_writte
 
 
 def test_a_push_that_fails_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=rf"failed \(disk quota\); .* `hf upload me/m {tmp_path}`"):
+    with pytest.raises(RunError, match=rf"failed \(disk quota\); .* 'hf upload me/m {tmp_path}'"):
         push(FakeHub(broken=OSError("disk quota")), tmp_path, "me/m", public=False, message="")
 
 

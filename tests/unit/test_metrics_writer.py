@@ -58,7 +58,7 @@ def test_a_folder_with_a_run_is_refused_with_the_command_to_continue_it(tmp_path
     folder = RunFolder.create("x", run_dir=tmp_path / "run")
     folder.write_config({"steps": 3})
     metrics_file(folder).close()
-    with pytest.raises(ConfigError, match=r"holds a run already.*`offbeat resume "):
+    with pytest.raises(ConfigError, match=r"holds a run already.*'offbeat resume "):
         RunFolder.create("x", run_dir=tmp_path / "run")
 
 
@@ -75,8 +75,13 @@ def test_only_the_folder_of_a_run_can_be_opened(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"has no config.json"):
         RunFolder.open(tmp_path)
-    RunFolder.create("x", run_dir=tmp_path / "run").write_config({"model": "Ünï\ud800", "top": math.inf})
-    assert RunFolder.open(tmp_path / "run").read_config() == {"model": "Ünï\ufffd", "top": None}
+    for other in ("[]", "{}", '{"model_type": "qwen3", "model": 1, "steps": 2, "data": 3}'):
+        (tmp_path / "config.json").write_text(other)
+        with pytest.raises(ConfigError, match=r"has a config.json that is no run's"):
+            RunFolder.open(tmp_path)
+    written = {"model": "Ünï\ud800", "steps": math.inf, "data": []}
+    RunFolder.create("x", run_dir=tmp_path / "run").write_config(written)
+    assert RunFolder.open(tmp_path / "run").read_config() == {"model": "Ünï\ufffd", "steps": None, "data": []}
 
 
 def test_a_line_can_be_read_before_the_file_is_closed(tmp_path: Path) -> None:

@@ -135,6 +135,19 @@ def test_the_core_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("path", [path for path in MODULES if "testing" not in path.parts], ids=module_name)
+def test_messages_are_plain_text(path: Path) -> None:
+    """Terminals, logs and pages show them as they are. Docstrings are for readers of code."""
+    if path.name == "card.py":  # a model card is Markdown
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    strings = {n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    strings -= {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) if isinstance(node.value, ast.Constant)
+    }
+    assert [f"line {node.lineno}" for node in strings if "`" in str(node.value)] == []
+
+
 # --- text -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,14 @@ import pytest
 
 from offbeat.errors import ConfigError
 from offbeat.rewards.builtin import exact_match, math_verify, reasoning_gym, reasoning_gym_exact
-from offbeat.rewards.functions import check_columns, function_spec, inspect_function, load_function, short_names
+from offbeat.rewards.functions import (
+    check_columns,
+    file_digests,
+    function_spec,
+    inspect_function,
+    load_function,
+    short_names,
+)
 from offbeat.rewards.signature import FunctionSignature, signature_of
 from offbeat.rewards.values import NotAReward, as_group_rewards, as_reward
 
@@ -142,7 +149,7 @@ def test_names_that_the_source_does_not_explain_are_left_to_the_worker(tmp_path:
         ("rewards.py", r"write file\.py:function"),
         ("{folder}/rewrds.py:score", r"no such file .*did you mean .*rewards\.py"),
         ("{folder}/rewards.py:scoer", "did you mean 'score'"),
-        ("{folder}/rewards.py:only", r"takes answer; it needs `completion`"),
+        ("{folder}/rewards.py:only", r"takes answer; it needs 'completion'"),
         ("{folder}/rewards.py:both", "takes both"),
         ("{folder}/rewards.py:first", "positional-only"),
         ("{folder}/broken.py:score", r"broken\.py, line 1"),
@@ -304,3 +311,11 @@ def test_reasoning_gym_scores_its_own_answers_after_the_wire(task: str):
 def test_rows_of_other_sources_cannot_be_graded_by_reasoning_gym():
     with pytest.raises(ValueError, match="not from reasoning-gym"):
         reasoning_gym("1", {"answer": "1"})
+
+
+def test_files_of_functions_have_digests_modules_and_built_in_functions_have_none(tmp_path: Path) -> None:
+    file = _file(tmp_path, "")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of nothing
+    assert file_digests([f"{file}:f", f"{file}:g", "package.module:f", "exact_match"]) == {str(file): empty}
+    _file(tmp_path, "# edited")
+    assert file_digests([f"{file}:f"])[str(file)] != empty

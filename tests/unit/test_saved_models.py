@@ -70,7 +70,7 @@ def test_what_cannot_be_started_from_is_refused_with_the_reason(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"init = \"random\" takes no weights"):
         resolve_model(config(run, init="random"))
     empty = write_run(tmp_path / "empty")
-    with pytest.raises(ConfigError, match=r"empty has no complete checkpoint\."):
+    with pytest.raises(ConfigError, match=r"empty has no complete checkpoint: a run is saved at its end"):
         resolve_model(config(empty))
     (model_of(run, 1) / "config.json").unlink()
     with pytest.raises(

@@ -47,6 +47,7 @@ def test_a_save_that_waits_for_the_disk_is_told_of_once_and_a_quick_one_is_not(
         journal=Journal(io.BytesIO()),
         history=[],
         data="",
+        inputs={"rewards.py": "digest"},
         started_s=0.0,
         warn=heard.append,
         slow_s=0.2,
@@ -57,7 +58,7 @@ def test_a_save_that_waits_for_the_disk_is_told_of_once_and_a_quick_one_is_not(
         await asyncio.sleep(0.3)
 
     asyncio.run(body())
-    assert CheckpointStore(tmp_path / "checkpoints").newest_step() == 2
+    assert CheckpointStore(tmp_path / "checkpoints").at(2).state.inputs == {"rewards.py": "digest"}
     assert len(heard) == told
     for text in heard:
         assert text.startswith(

@@ -210,7 +210,7 @@ def test_a_tracker_that_hangs_is_left_alone_after_the_deadline_and_the_rest_is_s
     (text,) = part(faulty(tmp_path, fail="hang log"), tmp_path, [record(0), record(1)], finish_s=0.3)
     assert "did not end within 0.3 s" in text
     assert "2 of 2 records were not delivered" in text
-    assert f"`offbeat track {tmp_path}`" in text
+    assert f"'offbeat track {tmp_path}'" in text
     assert part(faulty(tmp_path), tmp_path, [], history=[record(0), record(1)], next_step=2) == []
     assert logged(tmp_path) == [0, 0, 1]
 
@@ -277,14 +277,14 @@ def test_a_config_is_flattened_to_the_dotted_paths_of_its_keys() -> None:
         ({"kind": "tensorboard", "project": "p"}, "trackers.0.project: tensorboard has none, only wandb"),
         ({"kind": "mlflow", "mode": "offline"}, "trackers.0.mode: mlflow has none, only wandb"),
         ({"kind": "wandb", "mode": "of"}, "trackers.0.mode"),
-        ({"kind": "wandb", "options": {"entiti": "x"}}, "did you mean `entity`?"),
+        ({"kind": "wandb", "options": {"entiti": "x"}}, "did you mean 'entity'?"),
         ({"kind": "tensorboard", "options": {"x": 1}}, "known here: max_queue, flush_secs, filename_suffix"),
         ({"kind": "wandb", "options": {"api_key": "x7secretx7"}}, "set WANDB_API_KEY"),
         ({"kind": "m.py:C", "options": {"auth": {"Token": "x7secretx7"}}}, "set an environment variable"),
         ({"kind": "mlflow", "url": "https://me:x7secretx7@host"}, "MLFLOW_TRACKING_TOKEN"),
         ({"kind": "trackio", "url": "https://host?write_token=x7secretx7"}, "TRACKIO_WRITE_TOKEN"),
         ({"kind": "wandb", "samples": 1000}, "trackers.0.samples = 1000: must be less than or equal to 256"),
-        ({"kind": "wandb", "nmae": "x"}, "trackers.0.nmae: unknown key; did you mean `name`?"),
+        ({"kind": "wandb", "nmae": "x"}, "trackers.0.nmae: unknown key; did you mean 'name'?"),
         ({}, "trackers.0.kind: missing"),
     ],
 )

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from offbeat.checkpoint import CheckpointStore, open_checkpoint
-from offbeat.config import Config, parse_config
+from offbeat.commands.run_config import run_config
+from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.journal import Account, SampleId, account, read_journal, staleness_problems
 from offbeat.metrics import figures
@@ -53,7 +54,7 @@ def audit(path: Path, *, console: Console | None = None) -> Audit:
 
 def examine(folder: RunFolder) -> Audit:
     """All findings about a run. Pure but for reading."""
-    config = parse_config(folder.read_config())
+    config = run_config(folder)
     result = Audit()
     if folder.journal.is_file():
         try:
@@ -62,15 +63,18 @@ def examine(folder: RunFolder) -> Audit:
             raise RunError(f"{folder.journal} cannot be read: {error}; it is not what offbeat wrote.") from error
         _journal_rows(result, config)
     else:
-        result.rows.append(("journal", "none: this run was made by a version of offbeat that kept none"))
+        made = "this run was made by a version of offbeat that kept none"
+        result.rows.append(("journal", f"none: {made if folder.metrics.is_file() else 'the run has not begun'}"))
     _metrics_rows(result, folder)
     _samples_rows(result, folder)
     _checkpoint_rows(result, folder)
     if result.problems:
         result.rows.append(("verdict", f"{len(result.problems)} problems"))
     elif result.account.issued:
-        so_far = " so far; `offbeat resume` issues the others again" if result.account.unended else ""
+        so_far = " so far; offbeat resume issues the others again" if result.account.unended else ""
         result.rows.append(("verdict", f"every sample was trained once, or dropped for a reason{so_far}"))
+    elif folder.journal.is_file() or not folder.metrics.is_file():
+        result.rows.append(("verdict", "nothing to prove yet: no sample was issued"))
     return result
 
 

@@ -51,11 +51,14 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
     sampling = prepared.sampling
     found = [
         ("model", f"{prepared.model_name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
-        ("memory", f"about {_gib(memory.trainer)} for the trainer, {_gib(memory.engine)} for each engine"),
+        (
+            "memory",
+            f"about {figures.size(memory.trainer)} for the trainer, {figures.size(memory.engine)} for each engine",
+        ),
         (
             "disk",
-            f"about {_gib(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, and one "
-            "more while it is saved",
+            f"about {figures.size(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, "
+            "and one more while it is saved",
         ),
         (
             "batch",
@@ -113,7 +116,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size < 2**30 * 10 else f"{size / 2**30:.0f} GiB"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbeat.build import System, prepare
+from offbeat.commands.run_config import run_config
 from offbeat.commands.serving import serve
-from offbeat.config import load_config, parse_config
+from offbeat.config import load_config
 from offbeat.errors import ConfigError
 from offbeat.evaluate import EvalResult, evaluate
 from offbeat.host import require_host
@@ -23,7 +24,7 @@ def evaluate_only(
     checkpoint = None
     if target.is_dir():
         folder = RunFolder.open(target)
-        config = parse_config(folder.read_config(), overrides)
+        config = run_config(folder, overrides)
         checkpoint = choose_checkpoint(folder, step)
         config = with_model_at_hand(config, checkpoint)
     elif step is not None:
@@ -47,6 +48,7 @@ def evaluate_only(
             step=version,
             version=version,
             run_seed=prepared.config.seed,
+            begins=lambda eval_set: display.phase(f"evaluating {eval_set}"),
         )
         for result in results:
             display.evaluation(result)

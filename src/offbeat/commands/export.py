@@ -17,13 +17,14 @@ from rich.console import Console
 
 from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.commands.printing import console, phase, show
-from offbeat.config import Config, Dtype, parse_config
+from offbeat.commands.run_config import run_config
+from offbeat.config import Config, Dtype
 from offbeat.errors import ConfigError, ModelError, RunError
 from offbeat.export.card import Facts, card, evaluations
 from offbeat.export.push import Hub, check_push, hub_api, push
 from offbeat.export.weights import Written, check_model, flush, needed_bytes, write_model
 from offbeat.metrics.best import best, scores
-from offbeat.metrics.figures import counted, decimal
+from offbeat.metrics.figures import counted, decimal, size
 from offbeat.metrics.writer import RunFolder, read_metrics
 from offbeat.models import inspect_model
 from offbeat.saved_models import choose_checkpoint, lineage, model_folder
@@ -50,7 +51,7 @@ class Order:
 def export(path: Path, order: Order, *, hub: Hub | None = None, out: Console | None = None) -> Path:
     """Returns the folder. Raises `ConfigError` before anything is written, and `RunError`; then nothing is left."""
     run = RunFolder.open(path)
-    config = parse_config(run.read_config())
+    config = run_config(run)
     if order.push is not None:
         hub = hub or hub_api()
         check_push(hub, order.push, public=order.public)
@@ -131,7 +132,7 @@ def _check_target(target: Path, source: Path, dtype: Dtype) -> None:
     need, free = needed_bytes(source, dtype), shutil.disk_usage(existing).free
     if need > free:
         raise ConfigError(
-            f"--output {target}: {need / 2**30:.2f} GiB are needed and {free / 2**30:.2f} GiB are free there; make "
+            f"--output {target}: {size(need)} are needed and {size(free)} are free there; make "
             "room, or choose a folder on another disk."
         )
 
@@ -172,7 +173,6 @@ def _lines(target: Path, facts: Facts, reason: str, written: Written) -> list[st
         f"dtype      {facts.dtype} ({reason})",
         f"checked    loaded again with transformers: {counted(written.tensors, 'tensor')} equal to the checkpoint's "
         f"· {rounding}",
-        f"size       {written.bytes / 2**20:,.1f} MiB in {counted(written.files, 'file')} · "
-        f"{written.parameters:,} parameters",
+        f"size       {size(written.bytes)} in {counted(written.files, 'file')} · {written.parameters:,} parameters",
         f"folder     {target}",
     ]

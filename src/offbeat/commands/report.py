@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.errors import ConfigError, RunError
+from offbeat.metrics import figures
+from offbeat.metrics.writer import RunFolder, is_run_config
 from offbeat.report.collect import Report, collect
 from offbeat.report.page import write_page
 
 PAGE = "report.html"
-FILES = ("config.json", "metrics.jsonl", "samples.jsonl", "trace.json", "journal.jsonl")
+FILES = ("metrics.jsonl", "samples.jsonl", "trace.json", "journal.jsonl")
 SAMPLES_MB = 10
 
 
@@ -32,7 +34,7 @@ def report(run: Path, *, output: Path | None = None, samples_mb: float = SAMPLES
         ConfigError: `run` is no folder of a run, or the page cannot be written there.
         RunError: writing failed, for instance because the disk is full.
     """
-    if not run.is_dir() or not any((run / name).is_file() for name in FILES):
+    if not run.is_dir() or not _has_a_runs_file(run):
         what = "has none of a run's files" if run.is_dir() else "is a file" if run.exists() else "does not exist"
         raise ConfigError(f"{run} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>.")
     path = output if output is not None else run / PAGE
@@ -48,6 +50,15 @@ def report(run: Path, *, output: Path | None = None, samples_mb: float = SAMPLES
     return Made(path, size, found)
 
 
+def _has_a_runs_file(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in FILES):
+        return True
+    try:
+        return is_run_config(RunFolder(folder).read_config())
+    except ConfigError:
+        return False
+
+
 def lines(made: Made) -> list[str]:
     """What is said about it in a terminal."""
     value = made.report.value
@@ -55,5 +66,5 @@ def lines(made: Made) -> list[str]:
     kept, all_samples = samples["samples_kept"], samples["samples"]
     steps = "1 step" if head["steps_done"] == 1 else f"{head['steps_done']:,} steps"
     shown = f"{kept:,} samples" if kept == all_samples else f"{kept:,} of {all_samples:,} samples"
-    said = [f"report     {made.path}", f"           {head['status']} · {steps} · {shown} · {made.bytes / 1e6:.1f} MB"]
+    said = [f"report     {made.path}", f"           {head['status']} · {steps} · {shown} · {figures.size(made.bytes)}"]
     return said + [f"note       {remark}" for remark in value["remarks"]]

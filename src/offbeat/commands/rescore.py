@@ -28,7 +28,8 @@ from rich.console import Console
 
 from offbeat.commands.passing import passing_folder
 from offbeat.commands.printing import console, progress, show
-from offbeat.config import Config, DataSection, load_config, parse_config
+from offbeat.commands.run_config import run_config
+from offbeat.config import Config, DataSection, load_config
 from offbeat.data.columns import check_column, columns_everywhere
 from offbeat.data.prompts import columns_of, eval_data_section
 from offbeat.data.sources import Rows, load_rows
@@ -119,13 +120,13 @@ def rescore(
 def _configs(target: Path, overrides: Sequence[str], rewards: Path | None) -> tuple[Config, Config]:
     """The config of the samples and that of the new scores."""
     run = target if target.is_dir() else target.absolute().parent
-    values = RunFolder(run).read_config() if (run / CONFIG).is_file() else None
+    folder = RunFolder(run) if (run / CONFIG).is_file() else None
     if rewards is not None:
         now = load_config(rewards, overrides)
-        return (now if values is None else parse_config(values)), now
-    if values is None:
+        return (now if folder is None else run_config(folder)), now
+    if folder is None:
         raise ConfigError(f"{target} lies in no run's folder: name the config of its data and rewards with --rewards.")
-    return parse_config(values), parse_config(values, overrides)
+    return run_config(folder), run_config(folder, overrides)
 
 
 def open_sources(before: Config, now: Config, evaluation: str | None) -> dict[str, Source]:
@@ -319,4 +320,8 @@ _REMEDY = {
 
 def _nothing(target: Path, columns: Columns) -> str:
     said = _left_out(columns)
-    return f"{target}: no sample could be scored: {' '.join(said)}" if said else f"{target} has no such sample."
+    return (
+        f"{target}: no sample could be scored: {' '.join(said)}"
+        if said
+        else f"{target} has no such sample; 'offbeat samples {target}' shows what there is."
+    )

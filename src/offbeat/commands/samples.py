@@ -76,4 +76,4 @@ def _nothing(target: Path, paths: Sequence[Path], wanted: Wanted) -> str:
         *([] if wanted.text is None else [f"text {wanted.text!r}"]),
     ]
     with_ = f" with {' and '.join(limits)}" if limits else ""
-    return f"{target} has no {asked}{with_}; it has {', '.join(there) or 'no sample at all'}."
+    return f"{target} has no {asked}{with_}; it has {', '.join(there) or 'no sample at all yet'}."

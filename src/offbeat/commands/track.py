@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.config import parse_config
+from offbeat.commands.run_config import run_config
 from offbeat.errors import ConfigError, RunError
 from offbeat.metrics.writer import RunFolder, read_metrics
 from offbeat.trackers import require_trackers, tracking
@@ -18,7 +18,7 @@ def track(path: Path, *, say: Callable[[str], None]) -> None:
     """Steps that a tracker has are not sent again. Raises `ConfigError`, and `RunError` when something is missing."""
     folder = RunFolder.open(path)
     with folder.locked():
-        config = parse_config(folder.read_config())
+        config = run_config(folder)
         if not config.trackers:
             raise ConfigError(f"{path}: the run has no trackers; add [[trackers]] to its config before it is started.")
         require_trackers(config)

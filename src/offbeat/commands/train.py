@@ -14,7 +14,8 @@ from typing import Any
 
 from offbeat.aftermath import aftermath, command, saved
 from offbeat.build import Prepared, prepare
-from offbeat.checkpoint import Checkpoint, CheckpointStore
+from offbeat.checkpoint import Checkpoint, CheckpointStore, changed_inputs
+from offbeat.commands.run_config import run_config
 from offbeat.config import Config, parse_config, read_toml
 from offbeat.data.prompts import DataPosition
 from offbeat.errors import ConfigError, RunError
@@ -51,11 +52,20 @@ def run(
     if os.environ.get("OFFBEAT_PROCESS"):
         raise ConfigError(
             "offbeat.run was called inside a worker of a run: a script that holds a reward function is imported there. "
-            'Put the call under `if __name__ == "__main__":`.'
+            'Put the call under: if __name__ == "__main__":'
         )
-    folder = None if run_dir is None else Path(run_dir)
-    shown = display or make_display(quiet=quiet)
-    return train(resolve(config, overrides, reward), name=name, run_dir=folder, display=shown)
+    return train(
+        resolve(config, overrides, reward),
+        name=name,
+        origin=_origin(config),
+        run_dir=None if run_dir is None else Path(run_dir),
+        display=display or make_display(quiet=quiet),
+    )
+
+
+def _origin(config: Config | Mapping[str, Any] | Path | str) -> Path:
+    """The folder that its relative paths count from."""
+    return Path(config).resolve().parent if isinstance(config, str | Path) else Path.cwd()
 
 
 def resolve(
@@ -67,23 +77,23 @@ def resolve(
     from offbeat.rewards.functions import function_spec
 
     if isinstance(config, str | Path):
-        values, folder = read_toml(Path(config)), Path(config).resolve().parent
+        values = read_toml(Path(config))
     else:
         values = config.model_dump(mode="json") if isinstance(config, Config) else dict(config)
-        folder = Path.cwd()
     if reward is not None:
         rewards = {function_spec(reward): 1.0}
         values = {**values, "data": [{**section, "rewards": rewards} for section in values.get("data", [])]}
-    return parse_config(values, overrides, folder=folder)
+    return parse_config(values, overrides, folder=_origin(config))
 
 
-def train(config: Config, *, name: str, run_dir: Path | None, display: Display) -> RunResult:
-    """A new run."""
+def train(config: Config, *, name: str, origin: Path, run_dir: Path | None, display: Display) -> RunResult:
+    """A new run. `origin`: the folder that relative paths of the config were taken from."""
     prepared = prepare(config)
     require_host(config)
     with _told_of_files("begin"):
         folder = RunFolder.create(name, run_dir=run_dir)
         with folder.locked():
+            folder.write_origin(origin)
             folder.write_config(prepared.config.model_dump(mode="json"))
             return _run(prepared, folder, display, checkpoint=None)
 
@@ -114,7 +124,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
     checkpoint = _start_of(CheckpointStore(folder.checkpoints), step, display)
     if checkpoint is None:
         raise ConfigError(
-            f"{path} has no complete checkpoint to continue from; start it anew with `offbeat train`, and set "
+            f"{path} has no complete checkpoint to continue from; start it anew with offbeat train, and set "
             "checkpoint.every_steps to save on the way."
         )
     if checkpoint.step >= config.steps:
@@ -125,7 +135,15 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
     prepared = prepare(with_model_at_hand(config, checkpoint))
     require_host(config)
     prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
+    if changed := changed_inputs(checkpoint.state, prepared.inputs):
+        names = ", ".join(_short(name) for name in changed)
+        display.warn(f"changed since step {checkpoint.step}, and used as they are now: {names}")
     return _run(prepared, folder, display, checkpoint=checkpoint)
+
+
+def _short(name: str) -> str:
+    """A path in the current folder without it; anything else as it is."""
+    return str(Path(name).relative_to(Path.cwd())) if Path(name).is_relative_to(Path.cwd()) else name
 
 
 def _start_of(store: CheckpointStore, step: int | None, display: Display) -> Checkpoint | None:
@@ -139,8 +157,7 @@ def _start_of(store: CheckpointStore, step: int | None, display: Display) -> Che
 
 def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Display) -> Config:
     """The run's config with overrides; what they change is said, and what makes another run of it is refused."""
-    old = parse_config(folder.read_config())
-    config = parse_config(folder.read_config(), overrides)
+    old, config = run_config(folder), run_config(folder, overrides)
     before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
     changed = changed_keys(before, after)
     fixed = [key for key in changed if key in ("model", "revision", "init", "seed")]
@@ -150,7 +167,7 @@ def _resumed_config(folder: RunFolder, overrides: Sequence[str], display: Displa
                 f"{key} = {after[key]!r}: the run has {before[key]!r}, and its checkpoints go with that"
                 for key in fixed
             ),
-            "start a new run with `offbeat train` to change it.",
+            "start a new run with offbeat train to change it.",
         )
     if changed:
         display.warn(f"resumed with other settings than before: {', '.join(changed)}")

@@ -1,8 +1,8 @@
 """The configuration: TOML → frozen models. Precedence: default < recipe < file < `key=value`.
 
     sections    what there is to say, with defaults         reading     a file and overrides → Config
-    fields      the dotted path of every key                problems    what is wrong, in sentences
-    paths       relative to the folder of the file
+    fields      the dotted path of every key                problems    what is wrong with a key, in sentences
+    rules       what must fit together                      paths       relative to the folder of the file
 
 Importing it loads no torch.
 """

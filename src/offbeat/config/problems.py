@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from offbeat.config.fields import config_fields, section_at
 from offbeat.config.sections import Json
-from offbeat.errors import ConfigError
 
 _RULES = {
-    "model_type": "must be a section, written `[name]` with keys under it",
-    "tuple_type": "must be a list; a list of sections is written `[[name]]` with keys under it",
+    "model_type": "must be a section, written [name] with keys under it",
+    "tuple_type": "must be a list; a list of sections is written [[name]] with keys under it",
     "dict_type": "must be a table, written { key = value, … }",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -29,9 +28,6 @@ def sentences(error: ValidationError, values: Json) -> list[str]:
     problems = error.errors(include_url=False)
     misspelt = {(*p["loc"][:-1], *_nearest(p["loc"])[:1]) for p in problems if p["type"] == "extra_forbidden"}
     for problem in problems:
-        if isinstance(cause := problem.get("ctx", {}).get("error"), ConfigError):
-            found.extend(cause.problems)
-            continue
         where = ".".join(str(part) for part in problem["loc"])
         seen = problem.get("input")
         match problem["type"]:
@@ -50,16 +46,26 @@ def sentences(error: ValidationError, values: Json) -> list[str]:
     return found
 
 
+def keys_in_doubt(error: ValidationError) -> set[str]:
+    """Top-level keys with a problem, and those that a misspelt one may have meant."""
+    doubtful: set[str] = set()
+    for problem in error.errors(include_url=False):
+        doubtful.add(str(problem["loc"][0]))
+        if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+            doubtful.update(_nearest(problem["loc"]))
+    return doubtful
+
+
 def _unknown_key(location: tuple[int | str, ...]) -> str:
     where = ".".join(str(part) for part in location)
     section = section_at(location[:-1])
     known = list(section.model_fields)
     elsewhere = [path for path in config_fields() if path.split(".")[-1] == location[-1]]
     if elsewhere:
-        return f"{where}: unknown key here; it belongs to `{elsewhere[0]}`."
+        return f"{where}: unknown key here; it belongs to {elsewhere[0]!r}."
     near = _nearest(location)
     if near:
-        return f"{where}: unknown key; did you mean {' or '.join(f'`{name}`' for name in near)}?"
+        return f"{where}: unknown key; did you mean {' or '.join(map(repr, near))}?"
     return f"{where}: unknown key; known here: {', '.join(known)}."
 
 

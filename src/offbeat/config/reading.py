@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from offbeat.config.paths import absolute
-from offbeat.config.problems import sentences
+from offbeat.config.problems import keys_in_doubt, sentences
+from offbeat.config.rules import rule_problems
 from offbeat.config.sections import RECIPES, Config, Json
 from offbeat.errors import ConfigError
 
@@ -34,7 +35,7 @@ def read_toml(path: Path) -> Json:
         raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
     except IsADirectoryError:
         run = (path / "config.json").is_file()
-        hint = f"continue a run with `offbeat resume {path}`" if run else "give the path of a TOML file"
+        hint = f"continue a run with 'offbeat resume {path}'" if run else "give the path of a TOML file"
         raise ConfigError(f"config {path}: is a folder; {hint}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path}: cannot be read ({error}); give a UTF-8 TOML file.") from error
@@ -53,13 +54,24 @@ def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | Non
     try:
         config = Config.model_validate_json(json.dumps(merged))
     except ValidationError as error:
-        problems.extend(sentences(error, merged))
-        raise ConfigError(*problems) from None
-    except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from None
+        raise ConfigError(
+            *problems, *sentences(error, merged), *rule_problems(_valid_parts(merged, keys_in_doubt(error)))
+        ) from None
+    problems += rule_problems({name: getattr(config, name) for name in Config.model_fields})
     if problems:
         raise ConfigError(*problems)
     return absolute(config, folder or Path.cwd())
+
+
+def _valid_parts(values: Json, in_doubt: Collection[str]) -> dict[str, Any]:
+    """The values of all other top-level keys as a `Config` would hold them, defaults included."""
+    return {
+        name: TypeAdapter(field.rebuild_annotation()).validate_json(json.dumps(values[name]))
+        if name in values
+        else field.get_default(call_default_factory=True)
+        for name, field in Config.model_fields.items()
+        if name not in in_doubt
+    }
 
 
 def _apply_override(values: Json, override: str) -> str | None:

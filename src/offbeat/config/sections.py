@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from offbeat.config.tracker_problems import tracker_problems
-from offbeat.errors import ConfigError
-from offbeat.types import Sampling, pass_at
+from offbeat.types import Sampling
 
 Json: TypeAlias = dict[str, Any]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -324,96 +321,6 @@ class Config(Section):
     @property
     def engine_dtype(self) -> Dtype:
         return self.rollout.dtype or self.trainer.dtype
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Config:
-        problems = [
-            *_batch_problems(self),
-            *_data_problems(self),
-            *_checkpoint_problems(self),
-            *_host_problems(self.weights.host),
-            *tracker_problems(self.trackers),
-        ]
-        if problems:
-            raise ConfigError(*problems)
-        return self
-
-
-def _batch_problems(config: Config) -> list[str]:
-    if config.updates_per_step > config.prompts_per_step:
-        return [
-            f"updates_per_step = {config.updates_per_step} is more than prompts_per_step = {config.prompts_per_step}: "
-            "each update needs at least one prompt; lower it or raise prompts_per_step."
-        ]
-    return []
-
-
-def _data_problems(config: Config) -> list[str]:
-    problems: list[str] = []
-    if not config.data:
-        problems.append("data: no source of prompts; add a `[[data]]` section with source, prompt and rewards.")
-    names = [section.name for section in config.data]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"data: {names.count(name)} sources are named {name!r}; give each `[[data]]` its own `name`.")
-    names = [section.name for section in config.eval]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"eval: {names.count(name)} sets are named {name!r}; give each `[[eval]]` its own `name`.")
-    for section in config.eval:
-        if section.temperature is not None and 0 < section.temperature < 1e-3:
-            problems.append(
-                f"eval.{section.name}.temperature = {section.temperature}: must be 0 (greedy), or at least 0.001."
-            )
-    for section in config.data:
-        if not section.rewards:
-            problems.append(
-                f"data.{section.name}.rewards: empty; name at least one function, e.g. "
-                'rewards = { "rewards.py:correct" = 1.0 }.'
-            )
-        if section.system is not None and section.format == "text":
-            problems.append(f'data.{section.name}.system: only for format = "chat"; remove it or change the format.')
-    return problems
-
-
-def _checkpoint_problems(config: Config) -> list[str]:
-    problems: list[str] = []
-    section = config.checkpoint
-    if section.keep_every and section.every_steps and section.keep_every % section.every_steps:
-        problems.append(
-            f"checkpoint.keep_every = {section.keep_every} is no multiple of checkpoint.every_steps = "
-            f"{section.every_steps}: most of those steps are never saved; use a multiple."
-        )
-    if section.best is None:
-        return problems
-    name, _, metric = section.best.partition("/")
-    sets = {one.name: one for one in config.eval}
-    if name not in sets:
-        there = f"the sets are {', '.join(sets)}" if sets else "there is no [[eval]] set; add one"
-        return [*problems, f"checkpoint.best = {section.best!r}: no [[eval]] set is named {name!r}; {there}."]
-    known = eval_metrics(sets[name].samples_per_prompt)
-    if metric and metric not in known:
-        problems.append(f"checkpoint.best = {section.best!r}: {name} has {', '.join(known)}; name one of them.")
-    every = sets[name].every_steps
-    if not (section.every_steps and every and math.lcm(section.every_steps, every) < config.steps):
-        problems.append(
-            f"checkpoint.best = {section.best!r}: no step before the last is both saved (checkpoint.every_steps = "
-            f"{section.every_steps}) and evaluated (eval.{name}.every_steps = {every}); make one a multiple of the "
-            "other, and less than steps."
-        )
-    return problems
-
-
-def eval_metrics(samples: int) -> list[str]:
-    """The values that a set has with so many samples a prompt: `avg@8`, `pass@1`, `pass@2`, …, `pass@8`."""
-    return [f"avg@{samples}", *(f"pass@{k}" for k in pass_at(samples))]
-
-
-def _host_problems(host: str) -> list[str]:
-    if host.strip("[]") in {"0.0.0.0", "::", "*", ""}:
-        return [
-            f"weights.host = {host!r} is a wildcard, which nobody can connect to; give an address of this host, "
-            "e.g. 127.0.0.1 or ::1."
-        ]
-    return []
 
 
 # What a recipe sets: only differences from the defaults.

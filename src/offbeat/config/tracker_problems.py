@@ -84,7 +84,7 @@ def _options(where: str, section: TrackerSection) -> Iterator[str]:
     for name in section.options:
         if known is not None and name not in known and not SECRET.search(name):
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}."
+            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}."
             yield f"{where}.options.{name}: unknown option of {section.kind}; {hint}"
 
 

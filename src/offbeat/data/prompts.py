@@ -228,6 +228,11 @@ class EvalSet:
     def rewards(self) -> dict[str, float]:
         return self.source.section.rewards
 
+    def digest(self) -> str:
+        """Changes with what is asked and what it is graded by."""
+        asked = [(prompt.id, prompt.text, prompt.row_digest) for prompt in self.prompts]
+        return hashlib.blake2b(repr(asked).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
 
 def eval_data_section(config: Config, section: EvalSection) -> DataSection:
     """An `[[eval]]` section with what it leaves out taken from the first `[[data]]`, as a data section."""
@@ -243,7 +248,7 @@ def open_eval(config: Config, section: EvalSection, tokenizer: PreTrainedTokeniz
     """Read and check one held-out set. `max_prompts` takes the first rows that are short enough."""
     if section.name in {data.name for data in config.data}:
         raise ConfigError(
-            f"eval.{section.name}: a [[data]] source has this name too; give the set another `name`, "
+            f"eval.{section.name}: a [[data]] source has this name too; give the set another name, "
             "so that ids are unique."
         )
     data = eval_data_section(config, section)

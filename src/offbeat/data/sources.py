@@ -77,7 +77,7 @@ def check_source(source: str, options: Mapping[str, Any]) -> None:
     if path.suffix not in (*_JSONL, *_PARQUET):
         raise DataError(
             f"source = {source!r}: unknown kind of file {path.suffix!r}; use .jsonl, .parquet, a folder written by "
-            "`datasets` save_to_disk, hf://owner/name/split or reasoning_gym:task."
+            "save_to_disk of datasets, hf://owner/name/split or reasoning_gym:task."
         )
 
 
@@ -105,7 +105,7 @@ def _from_jsonl(path: Path) -> Rows:
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{path}, line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-                    "convert the file, e.g. `iconv -f GBK -t UTF-8`."
+                    "convert the file, e.g. with 'iconv -f GBK -t UTF-8'."
                 ) from error
             except (ValueError, RecursionError) as error:
                 raise DataError(
@@ -143,7 +143,7 @@ def _from_folder(path: Path) -> list[Row]:
         )
     if not (path / "state.json").is_file():
         files = sorted(child.name for child in path.iterdir() if child.suffix in (".jsonl", ".parquet"))
-        hint = f"; did you mean {path / files[0]}?" if files else "; it was not written by `datasets` save_to_disk."
+        hint = f"; did you mean {path / files[0]}?" if files else "; it was not written by save_to_disk of datasets."
         raise DataError(f"source = {str(path)!r} is a folder without state.json{hint}")
     datasets = _datasets(str(path))
     return _quietly(datasets, str(path), lambda: datasets.load_from_disk(str(path)))
@@ -190,7 +190,7 @@ def _datasets(source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"source = {source!r} needs the `datasets` library; {TASKS_EXTRA}.") from error
+        raise DataError(f"source = {source!r} needs the library datasets; {TASKS_EXTRA}.") from error
     return datasets
 
 
@@ -203,8 +203,8 @@ def _quietly(datasets: Any, source: str, load: Callable[[], Any]) -> list[Row]:
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise DataError(
-            f"source = {source!r}: `datasets` cannot load it ({type(error).__name__}: {reason}); check owner, name, "
-            "config, split and revision, and the network."
+            f"source = {source!r}: the library datasets cannot load it ({type(error).__name__}: {reason}); check "
+            "owner, name, config, split and revision, and the network."
         ) from error
     finally:
         if was_on:

@@ -63,7 +63,7 @@ def _ask(hub: Hub, repo: str, question: Callable[[], T]) -> T:
         getattr(answer, "response", None), "status_code", 0
     ) in (401, 403):
         raise ConfigError(
-            f"--push {repo}: {hub.endpoint} does not know who you are ({reason}); log in with `hf auth login`, or set "
+            f"--push {repo}: {hub.endpoint} does not know who you are ({reason}); log in with 'hf auth login', or set "
             "HF_TOKEN to a token that may write."
         ) from answer
     raise ConfigError(
@@ -80,6 +80,6 @@ def push(hub: Hub, folder: Path, repo: str, *, public: bool, message: str) -> st
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise RunError(
             f"the push to {repo} failed ({reason}); the exported folder is complete: try again with "
-            f"`hf upload {repo} {folder}`."
+            f"'hf upload {repo} {folder}'."
         ) from error
     return f"{hub.endpoint}/{repo}"

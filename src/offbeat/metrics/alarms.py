@@ -89,7 +89,7 @@ def _reward_errors(history: Sequence[Record]) -> Iterable[Alarm]:
         calls = "1 reward call" if errors == 1 else f"{errors} reward calls"
         yield Alarm(
             "reward-errors",
-            f"step {record['step']}: {calls} failed and counted as 0. The texts are under `errors` in samples.jsonl; "
+            f"step {record['step']}: {calls} failed and counted as 0. The texts are under 'errors' in samples.jsonl; "
             "mend the function, or raise rewards.timeout_s if it is too slow.",
         )
 
@@ -131,7 +131,7 @@ def _truncated(history: Sequence[Record]) -> Iterable[Alarm]:
             "truncated",
             f"step {history[-1]['step']}: {percent(share)} of samples were cut off at max_new_tokens "
             f"({_mean_of(WINDOW)}). Raise sampling.max_new_tokens, or check that the model's stop ids are right "
-            "(`offbeat check`).",
+            "(offbeat check).",
         )
 
 

@@ -31,6 +31,8 @@ Record: TypeAlias = Mapping[str, Any]
 
 PHASE_EVERY_S = 10.0
 """A phase of start-up that goes on prints a plain line no more often than this."""
+LATE_S = 2.0
+"""A phase between two steps prints a plain line once it has taken so long."""
 
 
 class Display(Protocol):
@@ -41,7 +43,8 @@ class Display(Protocol):
         ...
 
     def phase(self, text: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
-        """What start-up is doing. Another text begins another phase; so does the first step."""
+        """What is done before the first step, or between two. Another text begins another phase; steps and evaluations
+        end one."""
         ...
 
     def step(self, record: Record) -> None:
@@ -99,6 +102,9 @@ class PlainDisplay:
         self._phase = ""
         self._phase_line = ""
         self._phase_told_s = 0.0
+        self._stepped = False
+        self._untold: tuple[float, str] | None = None
+        """A phase between two steps: since when, and its line."""
         self._deaf = False
 
     def begin(self, header: Header, history: Sequence[Record] = ()) -> None:
@@ -111,6 +117,9 @@ class PlainDisplay:
     def phase(self, text: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
         counts = "" if done is None else f" {done}/{total}" if total is not None else f" {done}"
         line = f"{text}{counts}{f' · {note}' if note else ''}"
+        if self._stepped:
+            self._untold = (self._clock(), line)
+            return
         finished = done is not None and done == total
         late = self._clock() - self._phase_told_s >= PHASE_EVERY_S
         if line != self._phase_line and (text != self._phase or finished or late):
@@ -118,6 +127,8 @@ class PlainDisplay:
             self._detail(f"start     {line}")
 
     def step(self, record: Record) -> None:
+        self._stepped = True
+        self._end_phase()
         warnings = self._status.add(record)
         gap = record.get("logprob_gap_max")
         words = [
@@ -131,18 +142,26 @@ class PlainDisplay:
             self.warn(warning)
 
     def evaluation(self, result: EvalResult) -> None:
+        self._end_phase()
         self._line(f"eval {result.step}  {evaluation_words(result, self._status.difference(result))}")
 
     def warn(self, text: str) -> None:
         self._line(f"! {text}")
 
-    def activity(self, activity: Activity) -> None: ...
+    def activity(self, activity: Activity) -> None:
+        if self._untold is not None and self._clock() - self._untold[0] >= LATE_S:
+            self._detail(f"now       {self._untold[1]}")
+            self._untold = None
 
     def finish(self, summary: Summary) -> None:
+        self._end_phase()
         for line in summary_lines(summary):
             self._line(line)
 
     def close(self) -> None: ...
+
+    def _end_phase(self) -> None:
+        self._phase, self._phase_line, self._untold = "", "", None
 
     def _detail(self, text: str) -> None:
         if not self._quiet:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: `.49`, `61 %`, `9.1s`, `51 min`, `▂▃▄▅`. Pure; every function takes None and NaN."""
+"""Numbers as people read them: `.49`, `61 %`, `9.1s`, `51 min`, `▂▃▄▅`. Pure; what is measured may be None or NaN."""
 
 from __future__ import annotations
 
@@ -83,6 +83,17 @@ def duration(value: float | None) -> str:
 def count(value: float | None) -> str:
     """`12,345`."""
     return MISSING if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes in a fitting unit: `512 bytes`, `1.7 MiB`, `26.4 GiB`, `430 MiB`."""
+    if number < 1024:
+        return counted(round(number), "byte")
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if number < 1000 or unit == "GiB":
+            break
+    return f"{number:,.{1 if number < 99.95 else 0}f} {unit}"
 
 
 def counted(number: int, what: str) -> str:

@@ -265,10 +265,10 @@ def _lengths(trial: Trial) -> Iterable[str]:
     if trial.truncated_fraction > TRUNCATED_LIMIT:
         yield (
             f"{figures.percent(trial.truncated_fraction)} of samples are cut off at {trial.max_new_tokens} new tokens: "
-            "raise sampling.max_new_tokens, or check that the model's stop ids are right (`offbeat check`)."
+            "raise sampling.max_new_tokens, or check that the model's stop ids are right (offbeat check)."
         )
     if trial.empty_fraction > TRUNCATED_LIMIT:
         yield (
             f"{figures.percent(trial.empty_fraction)} of completions are empty: the model stops at once; check the "
-            "prompt format (`offbeat check --tokens`)."
+            "prompt format (offbeat check --tokens)."
         )

@@ -2,6 +2,7 @@
 
     runs/sort-20270131-154500/
         config.json       resolved configuration, written once
+        origin.json       the folder that relative paths of the configuration count from
         metrics.jsonl     one object a step
         samples.jsonl     one object a sample; samples.older.jsonl before it, when it grew past its limit
         journal.jsonl     what became of every sample; see `offbeat.journal`
@@ -30,6 +31,7 @@ from offbeat.errors import ConfigError, RunError
 Json: TypeAlias = dict[str, Any]
 
 CONFIG = "config.json"
+ORIGIN = "origin.json"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 JOURNAL = "journal.jsonl"
@@ -67,16 +69,15 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an earlier run. Raises `ConfigError` when it is not one."""
-        if not (path / CONFIG).is_file():
-            missing = "is a file" if path.exists() else "does not exist"
-            what = "has no config.json" if path.is_dir() else missing
-            raise ConfigError(
-                f"{path} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>."
-            )
+        """The folder of an earlier run, left as it is. Raises `ConfigError` when it is not one."""
+        missing = "is a file" if path.exists() else "does not exist"
+        what = "has no config.json" if path.is_dir() else missing
         folder = cls(path.resolve())
-        folder.logs.mkdir(exist_ok=True)
-        return folder
+        if (path / CONFIG).is_file():
+            if is_run_config(folder.read_config()):
+                return folder
+            what = "has a config.json that is no run's"
+        raise ConfigError(f"{path} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>.")
 
     def log(self, process: str) -> Path:
         """Where the output of a process goes."""
@@ -97,6 +98,7 @@ class RunFolder:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
+            self.logs.mkdir(exist_ok=True)
             yield
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
@@ -105,7 +107,29 @@ class RunFolder:
         _replace(self.path / CONFIG, [text.encode() + b"\n"])
 
     def read_config(self) -> Json:
-        return json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        """Raises `ConfigError` when it is damaged."""
+        path = self.path / CONFIG
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error}): it is not what offbeat wrote; put it back, or start a new run."
+            ) from error
+
+    def write_origin(self, folder: Path) -> None:
+        """`folder`: of the file that the config came from, or the one that Python was in. Absolute."""
+        _replace(self.path / ORIGIN, [json.dumps({"folder": str(folder)}).encode() + b"\n"])
+
+    def read_origin(self) -> Path | None:
+        """None: of a run that kept none."""
+        path = self.path / ORIGIN
+        values = _decode(path.read_bytes()) if path.is_file() else None
+        return Path(str(values["folder"])) if values and "folder" in values else None
+
+
+def is_run_config(values: object) -> bool:
+    """Whether the values of a config.json are those of a run; a model's have a `model_type`."""
+    return isinstance(values, dict) and "model_type" not in values and {"model", "steps", "data"} <= values.keys()
 
 
 def _unique(base: Path, name: str) -> Path:
@@ -129,7 +153,7 @@ def _given(path: Path) -> Path:
         raise ConfigError(f"--run-dir {path}: cannot be used as a folder: {error}. Choose another.") from error
     if CONFIG in inside and METRICS in inside:
         raise ConfigError(
-            f"--run-dir {path}: holds a run already. Continue it with `offbeat resume {path}`, or choose another."
+            f"--run-dir {path}: holds a run already. Continue it with 'offbeat resume {path}', or choose another."
         )
     if inside:
         more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import importlib
 import importlib.machinery
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,12 @@ def inspect_function(spec: str, path: Sequence[str] | None = None) -> FunctionSi
     if problem:
         raise ConfigError(f"rewards: {spec!r} {problem}.")
     return signature
+
+
+def file_digests(specs: Iterable[str]) -> dict[str, str]:
+    """The sha256 of each file that a `file.py:function` is in, by the path of the file."""
+    files = {where for spec in specs if (where := spec.rpartition(":")[0]).endswith(".py")}
+    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def check_columns(spec: str, signature: FunctionSignature, columns: Iterable[str], source: str) -> None:

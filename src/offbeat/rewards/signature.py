@@ -43,14 +43,14 @@ class FunctionSignature(msgspec.Struct, frozen=True, kw_only=True):
         """What is wrong with it whatever the data, or None."""
         if self.positional_only:
             return (
-                f"parameter {self.positional_only[0]!r} is positional-only; arguments are given by name: remove the `/`"
+                f"parameter {self.positional_only[0]!r} is positional-only; arguments are given by name: remove the '/'"
             )
         both = {"completion", "completions"} & set(self.parameters)
         if len(both) == 2:
-            return "takes both `completion` and `completions`; take one sample, or a group"
+            return "takes both 'completion' and 'completions'; take one sample, or a group"
         if not both and not self.open:
             takes = ", ".join(self.parameters) or "nothing"
-            return f"takes {takes}; it needs `completion` (one sample) or `completions` (a group)"
+            return f"takes {takes}; it needs 'completion' (one sample) or 'completions' (a group)"
         return None
 
     def unfilled(self, columns: Iterable[str]) -> list[str]:

@@ -319,7 +319,7 @@ class Worker:
 def start_advice(error: BaseException, spec: ProcessSpec, tail: str) -> BaseException:
     """A failed start whose usual cause is another interpreter without a fitting offbeat: says what to do."""
     python = spec.python or sys.executable
-    remedy = f"run `{python} -m pip install offbeat=={__version__}`"
+    remedy = f"run '{python} -m pip install offbeat=={__version__}'"
     cause = ""
     missing = re.search(r"No module named '?([\w.]+)", tail)
     if isinstance(error, ProtocolError):

@@ -98,7 +98,7 @@ class Delivery:
         if missing:
             words.append(f"{missing} of {len(self._records)} records were not delivered")
         if missing or not self.ended:
-            words.append(f"`offbeat track {self._run.folder}` sends what is missing")
+            words.append(f"'offbeat track {self._run.folder}' sends what is missing")
         if self._left_out:
             words.append(f"{self._left_out} sample tables were left out because it was slow; samples.jsonl has them")
         return [f"tracker {self.key}: {'; '.join(words)}"] if words else []

@@ -49,8 +49,8 @@ def make(spec: str, options: Mapping[str, Any]) -> Tracker:
     try:
         inspect.signature(made).bind(**options)
     except TypeError as error:
-        raise ConfigError(f"{where}: options do not fit its parameters: {error}; correct `options`.") from error
+        raise ConfigError(f"{where}: options do not fit its parameters: {error}; correct 'options'.") from error
     try:
         return made(**options)
     except Exception as error:
-        raise ConfigError(f"{where}: cannot be made ({type(error).__name__}: {error}); correct `options`.") from error
+        raise ConfigError(f"{where}: cannot be made ({type(error).__name__}: {error}); correct 'options'.") from error

@@ -29,7 +29,7 @@ _SIZE_FACTOR = 0x9E3779B97F4A7C15
 
 NOT_FINITE = (
     "has values that are NaN or infinite in the trainer's memory; continue from an earlier checkpoint "
-    "(`offbeat resume RUN --step N`) with a lower trainer.lr"
+    "(offbeat resume RUN --step N) with a lower trainer.lr"
 )
 """What to say of a tensor that is not `all_finite`."""
 
