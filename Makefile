@@ -14,6 +14,8 @@ INPUTS := pyproject.toml constraints.txt
 
 # The tiny models are too small for several threads an operation; on a busy machine more threads are ten times slower.
 one_thread := OMP_NUM_THREADS=1
+# The files of tests are shared out among as many processes as there are cores; ARGS="-n 0" runs them in one.
+tests := $(one_thread) $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help quickstart smollm2 test check format docs bench clean
 help: ## Show this help
@@ -27,7 +29,7 @@ smollm2: $(VENV)/.train ## Train SmolLM2-135M-Instruct to do short sums (downloa
 	@$(BIN)/offbeat train examples/smollm2_arithmetic.toml $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests but those that need a GPU (minutes)
-	@$(one_thread) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	@$(tests) -m "not gpu" $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, unit tests (up to 90 seconds)
 	@$(BIN)/ruff format --check --quiet .
@@ -39,7 +41,7 @@ types: $(VENV)/.dev
 	@$(BIN)/pyright
 
 unit: $(VENV)/.dev
-	@$(one_thread) $(BIN)/python -m pytest -q tests/unit $(ARGS)
+	@$(tests) -q tests/unit $(ARGS)
 
 format: $(VENV)/.dev ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format .
