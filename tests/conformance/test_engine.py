@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
+import re
+import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from offbeat.build import prepare, start
-from offbeat.config import parse_config
-from offbeat.metrics.writer import RunFolder
 from offbeat.testing.conformance import ENGINE_CHECKS, CheckResult, check_engine
 from offbeat.testing.fakes import FakeEngine, World
 from offbeat.testing.leaks import no_leaks
-from offbeat.testing.tiny_model import tiny_qwen3
+from offbeat.testing.tiny_project import write_config, write_project
 from offbeat.testing.virtual_time import run_in_virtual_time
 from offbeat.types import GenerateRequest, Rollout, Sampling
+
+EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def failed(results: Sequence[CheckResult]) -> dict[str, str]:
@@ -81,35 +80,18 @@ def test_a_stale_engine_fails_with_its_own_words() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_hf_engine_keeps_every_promise(tmp_path: Path, replicas: int) -> None:
-    tiny_qwen3(tmp_path / "model")
-    rows = [{"prompt": f"{number}=", "answer": "1"} for number in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = parse_config(
-        {
-            "model": "model",
-            "steps": 1,
-            "prompts_per_step": 2,
-            "sampling": {"max_new_tokens": 4},
-            "data": [
-                {
-                    "source": "rows.jsonl",
-                    "format": "text",
-                    "answer": "answer",
-                    "max_prompt_tokens": 16,
-                    "rewards": {"exact_match": 1.0},
-                }
-            ],
-            "rollout": {"replicas": replicas, "threads": 1},
-            "trainer": {"dtype": "float32", "threads": 1},
-        },
-        folder=tmp_path,
-    )
-
-    async def main() -> list[CheckResult]:
-        async with start(prepare(config), RunFolder.create("run", base=tmp_path)) as system:
-            await system.weights.sync(0)
-            return await check_engine(system.engine)
-
-    with no_leaks():
-        assert failed(asyncio.run(main())) == {}
+def test_the_hf_engine_keeps_every_promise(
+    tmp_path: Path, replicas: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the script that docs/extending.md gives to people who write an engine."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", EXTENDING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (script,) = [text for text in blocks if text.startswith("# engine_conforms.py")]
+    (tmp_path / "engine_conforms.py").write_text(script, encoding="utf-8")
+    config = write_config(write_project(tmp_path / "project"), rollout={"replicas": replicas})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["engine_conforms.py", str(config)])
+    with no_leaks(), pytest.raises(SystemExit) as end:
+        runpy.run_path("engine_conforms.py", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert end.value.code == 0, printed
+    assert printed.count("holds") == len(ENGINE_CHECKS)

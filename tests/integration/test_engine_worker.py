@@ -103,12 +103,9 @@ async def largest_gap(trainer: RemoteTrainer, rollouts: list[Rollout], sampling:
     )
 
 
-@pytest.mark.parametrize("write", [tiny_qwen3, tiny_gpt2])
-def test_two_engines_sample_from_the_trainers_weights_after_the_first_sync(
-    tmp_path: Path, write: Callable[..., Path]
-) -> None:
+def test_two_engines_sample_from_the_trainers_weights_after_the_first_sync(tmp_path: Path) -> None:
     async def body() -> None:
-        async with system(tmp_path, write(tmp_path / "model"), engines=2) as running:
+        async with system(tmp_path, tiny_gpt2(tmp_path / "model"), engines=2) as running:
             pool = EnginePool(running.engines)
             before = await pool.describe()
             assert (before.engine, before.state, before.weights_version, before.dtype) == ("hf", "stale", -1, "float32")
@@ -157,17 +154,6 @@ def test_pause_with_abort_cuts_samples_short_and_resume_serves_again_B009(tmp_pa
                 await engine.generate(requests_of(1), SAMPLING)
             await engine.resume()
             assert {r.finish_reason for r in await engine.generate(requests_of(1), SAMPLING)} <= {"stop", "length"}
-
-    run(body)
-
-
-def test_a_killed_engine_is_named_and_the_other_ones_call_is_cancelled(tmp_path: Path) -> None:
-    async def body() -> None:
-        faults = "engine-1/engine.step=kill@60; engine-0/engine.step=sleep:0.02"
-        async with system(tmp_path, tiny_qwen3(tmp_path / "model"), engines=2, faults=faults) as running:
-            await running.weights.sync(0)
-            with pytest.raises(WorkerDied, match="engine-1: killed by SIGKILL"):
-                await EnginePool(running.engines).generate(requests_of(4), LONG)
 
     run(body)
 

@@ -246,15 +246,6 @@ def lines(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
 
 
-def test_two_on_policy_runs_of_one_seed_are_equal_to_the_last_bit(runs: Runs) -> None:
-    first = runs.observed("on-policy")
-    again = run(runs.config("on-policy"), runs.folder / "again")
-    assert len(lines(again.result.folder)) == STEPS + 1, "one more for the last evaluation"
-    assert lasting(lines(first.result.folder)) == lasting(lines(again.result.folder))
-    assert lines(first.result.folder, "samples.jsonl") == lines(again.result.folder, "samples.jsonl")
-    assert largest_difference(first.weights(), again.weights()) == 0.0
-
-
 def test_another_seed_samples_otherwise(runs: Runs, stopped: Observed) -> None:
     """The first batch is drawn from the same weights in every run here, so seeds alone decide about it."""
 

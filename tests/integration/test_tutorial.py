@@ -1,7 +1,7 @@
 """docs/tutorial.md from its first block to its last, as a reader goes through it, with runs made short.
 
 Blocks whose first line names a file are written to it; each line of an `sh` block is run. What is shown as output
-(`text`) is of longer runs and not compared. The script of docs/extending.md checks the engine of the tutorial's config.
+(`text`) is of longer runs and not compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import runpy
 import shlex
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tiny_run import Ended, command, steps_of
@@ -123,19 +122,3 @@ def test_each_line_of_the_tutorial_does_what_the_page_says(followed: tuple[Path,
         "7777=",
         "3141592=",
     ]
-
-
-def test_the_engine_of_the_tutorials_config_conforms(followed: tuple[Path, dict[str, Ended]]) -> None:
-    folder, _ = followed
-    script = next(text for _, text in blocks("extending.md") if text.startswith("# engine_conforms.py"))
-    (folder / "engine_conforms.py").write_text(script, encoding="utf-8")
-    out = io.StringIO()
-    with (
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        mock.patch("sys.argv", ["engine_conforms.py", "unique/unique.toml"]),
-        pytest.raises(SystemExit) as end,
-    ):
-        runpy.run_path("engine_conforms.py", run_name="__main__")
-    assert end.value.code == 0, out.getvalue()
-    assert out.getvalue().count("holds") == 9

@@ -155,7 +155,9 @@ class _Place:
     def left(self) -> list[str]:
         """Processes (their sockets and memory go with them) and files outside the run's folder."""
         processes = [f"process {pid}: {_command_of(pid)}" for pid in self.alive()]
-        return processes + [f"file {path}" for path in sorted(self.temporary.rglob("*")) if not path.is_dir()]
+        # Unlike Path.rglob, walk does not mind a folder that goes while it looks.
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(self.temporary) for name in names]
+        return processes + [f"file {path}" for path in sorted(files)]
 
 
 class _Started:
@@ -300,7 +302,7 @@ class _Case:
         self.report.resumed_at = found.account.resumes[-1]
         if found.account.unended or found.account.next_step != STEPS:
             self.report.problems.append(f"after the resume {found.account.next_step} steps, {found.account.unended}")
-        if left := self.place.left() + [str(path) for path in self.folder.rglob(".writing*")]:
+        if left := self.place.left() + [str(path) for path in self.folder.glob("checkpoints/.writing*")]:
             self.report.problems.append(f"left behind by the resume: {'; '.join(left)}")
         self._compare()
 
