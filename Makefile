@@ -14,8 +14,9 @@ INPUTS := pyproject.toml constraints.txt
 
 # The tiny models are too small for several threads an operation; on a busy machine more threads are ten times slower.
 one_thread := OMP_NUM_THREADS=1
+# Hundreds of processes start in the tests, so bytecode is kept whatever the environment says.
 # The files of tests are shared out among as many processes as there are cores; ARGS="-n 0" runs them in one.
-tests := $(one_thread) $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+tests := PYTHONDONTWRITEBYTECODE= $(one_thread) $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help quickstart smollm2 test check format docs bench clean
 help: ## Show this help

@@ -97,16 +97,6 @@ def test_try_samples_and_scores_what_the_first_step_of_the_run_did(
     assert "no sample's reward has changed" in again.out
 
 
-def test_a_reward_that_fails_is_shown_by_try_and_does_not_end_it(project: Path, tmp_path: Path) -> None:
-    data = {"source": "train.jsonl", "format": "text", "rewards": {"rewards.py:broken": 1.0}}
-    ended = command("try", write_config(project, "broken", data=[data]), "-n", "1", "--quiet", cwd=tmp_path)
-    assert ended.code == 0, ended.told
-    assert "! broken failed on 4 of 4 samples, which then count as 0" in ended.out
-    assert "A run would stop at its first step: 100 % of reward calls fail" in ended.out
-    assert "All rewards are 0: nothing can be learned" in ended.out
-    assert "error: broken: LookupError: no such key in the answer sheet" in ended.out
-
-
 def test_samples_of_the_run_can_be_read(run: Path) -> None:
     shown = command("samples", run, "--eval", "heldout", "--step", "2", "--group", "-n", "1")
     assert shown.code == 0, shown.told

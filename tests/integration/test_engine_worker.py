@@ -158,22 +158,18 @@ def test_pause_with_abort_cuts_samples_short_and_resume_serves_again_B009(tmp_pa
     run(body)
 
 
-def test_an_engine_without_its_model_or_device_says_so_at_the_start(tmp_path: Path) -> None:
+def test_an_engine_without_its_device_says_so_at_the_start(tmp_path: Path) -> None:
     async def body() -> None:
         async with Hub(heartbeat_s=20.0, grace_s=1.0) as hub:
-            for model, device, text in [
-                (tmp_path / "nothing", "cpu", "configuration cannot be read"),
-                (tiny_qwen3(tmp_path / "model"), "cpux", "'cpux' is not a device; usable here"),
-            ]:
-                settings = EngineSettings(model=str(model), dtype="float32", device=device)
-                spec = ProcessSpec(
-                    f"engine-{device}",
-                    "offbeat.rollout.worker",
-                    msgspec.to_builtins(settings),
-                    tmp_path / "engine.log",
-                    env={"OMP_NUM_THREADS": "1"},
-                )
-                with pytest.raises((RemoteError, WorkerDied), match=text):
-                    await hub.start(spec, start_s=60)
+            settings = EngineSettings(model=str(tiny_qwen3(tmp_path / "model")), dtype="float32", device="cpux")
+            spec = ProcessSpec(
+                "engine-0",
+                "offbeat.rollout.worker",
+                msgspec.to_builtins(settings),
+                tmp_path / "engine.log",
+                env={"OMP_NUM_THREADS": "1"},
+            )
+            with pytest.raises((RemoteError, WorkerDied), match="'cpux' is not a device; usable here"):
+                await hub.start(spec, start_s=60)
 
     run(body)

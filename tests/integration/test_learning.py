@@ -203,7 +203,6 @@ def engines_with_loader(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 
 
 FAULTS = {
-    "deaf@3": ("version 2 failed in phase 'verify'", "does not hold what the trainer sent"),
     "liar@3": ("version 2 failed in phase 'probe'", "its logprobs differ from the trainer's"),
 }
 

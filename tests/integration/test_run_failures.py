@@ -101,36 +101,17 @@ def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_p
 # --- a process says what is wrong -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("faults", "words"),
-    [
-        ("engine.generate=raise@3", "engine-0 failed in generate: "),
-        ("trainer.init=raise", "trainer-0 could not start: "),
-    ],
-)
-def test_an_exception_of_a_process_is_told_in_its_own_words(
-    project: Path, tmp_path: Path, faults: str, words: str
-) -> None:
+def test_an_exception_of_a_process_is_told_in_its_own_words(project: Path, tmp_path: Path) -> None:
     """B038: also while it starts."""
     run = tmp_path / "run"
-    ended = command("train", write_config(project), "--run-dir", run, faults=faults)
-    assert_failed(ended, words)
+    ended = command("train", write_config(project), "--run-dir", run, faults="trainer.init=raise")
+    assert_failed(ended, "trainer-0 could not start: ")
     log = (run / "logs/controller.log").read_text()
-    process, place = words.split()[0], faults.split("=")[0]
-    assert f"in {process}:\nTraceback (most recent call last):" in log
-    assert f'point("{place}")' in log
+    assert "in trainer-0:\nTraceback (most recent call last):" in log
+    assert 'point("trainer.init")' in log
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
-
-
-def test_a_reward_that_always_raises_ends_the_run_with_its_text(project: Path, tmp_path: Path) -> None:
-    config = write_config(project, data=[{**DATA, "rewards": {"rewards.py:broken": 1.0}}])
-    ended = command("train", config, "--run-dir", tmp_path / "run")
-    assert_failed(
-        ended, r"reward functions failed on \d of 8 scores, more than rewards.max_error_fraction = 0.2 allows"
-    )
-    assert "LookupError: no such key in the answer sheet" in ended.err
 
 
 def test_a_reward_file_that_cannot_be_loaded_ends_the_run_with_its_own_error(project: Path, tmp_path: Path) -> None:

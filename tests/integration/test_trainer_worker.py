@@ -132,14 +132,6 @@ def test_failures_reach_the_controller_with_their_own_words_and_the_trainer_live
     with_trainer(model, tmp_path, body, max_skipped_updates=2)
 
 
-def test_a_trainer_killed_at_work_is_named(model: Path, tmp_path: Path) -> None:
-    async def body(trainer: RemoteTrainer) -> None:
-        with pytest.raises(WorkerDied, match=r"trainer-0: killed by SIGKILL"):
-            await trainer.update(batch(0))
-
-    with_trainer(model, tmp_path, body, env={"OFFBEAT_FAULTS": "trainer.update=kill"})
-
-
 def test_a_model_that_cannot_be_loaded_says_so_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
 
