@@ -20,8 +20,8 @@ from offbeat.types import Batch, MiniBatch, Prompt, Rollout, Sampling, Scored, S
 
 VOCAB = 40
 EOS = 1  # also the pad id of the models here
-LENGTHS = (1, 50, 3, 200)
-SPLITS = {"1x4": 1, "2x2": 2 * 207, "4x1": 4 * 207, "3+1": 3 * 207}
+LENGTHS = (1, 50, 3, 100)
+SPLITS = {"1x4": 1, "2x2": 2 * 107, "4x1": 4 * 107, "3+1": 3 * 107}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_shards_of_two_ranks_add_up_to_the_oracle_B012_B020_B041(models: dict[st
     samples = draw(models["gpt2"])
     _, wanted = oracle_gradient(models["gpt2"], samples, sampling, loss)
     whole = batch_of(samples, sampling, loss).minibatches[0]
-    learner = learner_of(models["gpt2"], loss, budget=210)
+    learner = learner_of(models["gpt2"], loss, budget=110)
     for cut in (0, 1, 3):
         shards = [whole.samples[:cut], whole.samples[cut:]]
         parts = [
