@@ -2,7 +2,7 @@
 
     python examples/plot_run.py runs/quickstart-… [picture.png]
 
-Needs matplotlib: pip install 'offbeat[dev]'.
+Needs matplotlib: the extra `dev`, as in pip install -e '.[dev]' in the clone.
 """
 
 from __future__ import annotations

@@ -78,6 +78,11 @@ class Prepared:
     """Digests of what may change before a resume without being refused: files of reward functions, held-out rows."""
 
     @property
+    def loaded(self) -> Config:
+        """The config with the model that processes load, where another one stands in for what the run began with."""
+        return self.config.model_copy(update={"model": self.model.model, "revision": self.model.revision})
+
+    @property
     def model_name(self) -> str:
         """For people: the model's last name, or the checkpoint that it comes from."""
         origin = origin_of(self.config.model)
@@ -107,13 +112,14 @@ def _eval_set(data: EvalData, sampling: Sampling) -> EvalSet:
     )
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, *, at_hand: str | None = None) -> Prepared:
     """Check everything that can be checked without starting a process. Raises `ConfigError` with all that it found.
 
     Cheap checks come first: a wrong path is reported before any library is loaded. A `model` that names a run or a
-    checkpoint becomes the folder of the model saved there, in the config that is returned.
+    checkpoint becomes the folder of the model saved there, in the config that is returned. `at_hand` is a model folder
+    to be loaded in place of the config's, which stays in the config: it is where the run comes from.
     """
-    config, model = _check_early(config)
+    config, model = _check_early(config, at_hand)
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
     config, problems = _fit_to_model(config, model)
@@ -153,12 +159,12 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, model, tokenizer, sampling, prompts, tuple(eval_data), warmup, inputs)
 
 
-def _check_early(config: Config) -> tuple[Config, ModelFolder]:
+def _check_early(config: Config, at_hand: str | None) -> tuple[Config, ModelFolder]:
     """What needs no library to be found wrong, all at once."""
     problems = _path_problems(config)
     try:
         config = resolve_model(config)
-        model = inspect_model(config.model, config.revision, config.init)
+        model = inspect_model(at_hand or config.model, None if at_hand else config.revision, config.init)
     except ConfigError as error:
         raise ConfigError(*error.problems, *problems) from error
     if config.rollout.engine == "hf" and model.model_type in _HF_CANNOT_SAMPLE:
@@ -283,7 +289,7 @@ async def start(prepared: Prepared, folder: RunFolder, timeline: Timeline | None
     config, timeline = prepared.config, timeline or Timeline()
     hub = Hub(heartbeat_s=config.limits.heartbeat_s, worked=timeline.worked)
     async with hub, AsyncExitStack() as ending:
-        specs = [_trainer_spec(config, folder), *engine_specs(config, folder)]
+        specs = [_trainer_spec(prepared.loaded, folder), *engine_specs(prepared.loaded, folder)]
         with timeline.span("controller", "start"):
             reward, (trainer_worker, *engine_workers) = await _start_all(hub, prepared, specs, folder)
         ending.push_async_callback(reward.close)

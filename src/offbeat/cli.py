@@ -271,6 +271,9 @@ def main() -> None:
     except OffbeatError as error:
         print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

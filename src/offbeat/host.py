@@ -14,6 +14,7 @@ from functools import partial
 from offbeat.config import Config
 from offbeat.devices import choose_device
 from offbeat.errors import ConfigError, WeightSyncError
+from offbeat.install import pip_install
 from offbeat.network import listen
 from offbeat.trackers import require_trackers
 
@@ -97,11 +98,9 @@ def _ask(python: str) -> None:
         missing = answer.stdout.removeprefix(_MARK).split()
         if not missing:
             return
-        raise ConfigError(
-            f"{what}: it has no {' and no '.join(missing)}; run {python} -m pip install 'offbeat[train]'."
-        )
+        raise ConfigError(f"{what}: it has no {' and no '.join(missing)}; run {pip_install('train', python=python)}.")
     if "No module named" in last:
-        raise ConfigError(f"{what}: {last}; run {python} -m pip install 'offbeat[train]'.")
+        raise ConfigError(f"{what}: {last}; run {pip_install('train', python=python)}.")
     if "-P" in answer.stderr:
         raise ConfigError(f"{what}: it is older than Python 3.11, which offbeat needs; give a newer one.")
     seen = f" ({last[:200]})" if last else ""

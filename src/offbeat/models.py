@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offbeat.errors import ModelError
+from offbeat.install import pip_install
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -215,9 +216,7 @@ def _from_hub(model: str, revision: str | None, *, need_weights: bool) -> ModelF
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
         near = _nearest_folder(Path(model))
-        raise ModelError(
-            f"model = {model!r}: no such folder{near}; for hub ids: pip install 'offbeat[train]'."
-        ) from error
+        raise ModelError(f"model = {model!r}: no such folder{near}; for hub ids: {pip_install('train')}.") from error
     try:
         cached = Path(snapshot_download(model, revision=revision, local_files_only=True))
         return _read_folder(model, revision, cached, need_weights=need_weights)
@@ -282,7 +281,7 @@ def load_tokenizer(model: ModelFolder, chat_template: str | Path | None = None) 
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise ModelError("tokenizers need transformers; pip install 'offbeat[train]'.") from error
+        raise ModelError(f"tokenizers need transformers; {pip_install('train')}.") from error
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(model.folder), local_files_only=True)
     except Exception as error:
@@ -324,30 +323,6 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model: ModelFolder) -> tu
                 )
             found.add(value)
     return tuple(sorted(found))
-
-
-@dataclass(frozen=True)
-class TokenizerFacts:
-    """What every process has to agree about before token ids are exchanged."""
-
-    hash: str
-    vocab_size: int
-    pad_id: int
-    """The tokenizer's pad id; where it has none an end id, else 0: padding is masked everywhere."""
-    eos_id: int | None
-    bos_id: int | None
-
-
-def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> TokenizerFacts:
-    pad, eos, bos = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id
-    pad_id = pad if isinstance(pad, int) else eos if isinstance(eos, int) else 0
-    return TokenizerFacts(
-        hash=tokenizer_hash(tokenizer),
-        vocab_size=len(tokenizer),
-        pad_id=pad_id,
-        eos_id=eos if isinstance(eos, int) else None,
-        bos_id=bos if isinstance(bos, int) else None,
-    )
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -103,18 +103,23 @@ def lineage(config: Config) -> tuple[str, str | None, tuple[Origin, ...]]:
     return model, revision, tuple(passed)
 
 
-def with_model_at_hand(config: Config, checkpoint: Checkpoint) -> Config:
-    """For going on from a run's own checkpoint: its model stands in for the one that the run began with, where that
-    was another run's checkpoint and has been removed since (`checkpoint.keep_last`)."""
+def model_at_hand(config: Config, checkpoint: Checkpoint) -> str | None:
+    """For going on from a run's own checkpoint: its model folder, to be loaded in place of the model that the run
+    began with, where that was another run's checkpoint and has been removed since (`checkpoint.keep_last`). None: the
+    config's own is there."""
     if origin_of(config.model) is None or Path(config.model).is_dir():
-        return config
-    return config.model_copy(update={"model": str(model_folder(checkpoint))})
+        return None
+    return str(model_folder(checkpoint))
 
 
 def _checkpoint_step(path: Path) -> int | None:
+    """Other frameworks name folders `checkpoints/step-100`, too: a model that lies there is a model like any other."""
     path = path.absolute()
     match = _STEP.match(path.name)
-    return int(match[1]) if match and path.parent.name == "checkpoints" and path.is_dir() else None
+    if match is None or path.parent.name != "checkpoints" or not path.is_dir():
+        return None
+    ours = (path / "complete.json").is_file() or (path / MODEL.parts[0]).is_dir()
+    return int(match[1]) if ours or not (path / "config.json").is_file() else None
 
 
 def _is_run(path: Path) -> bool:

@@ -73,7 +73,14 @@ async def train_part(
         display.begin(header(prepared), history)
         display.phase("starting processes")
         async with (
-            tracking(prepared.config, folder.path, next_step=first, history=history, warn=display.warn) as trackers,
+            tracking(
+                prepared.config,
+                folder.path,
+                next_step=first,
+                history=history,
+                warn=display.warn,
+                another_line=any(step > first for step in CheckpointStore(folder.checkpoints).steps()),
+            ) as trackers,
             start(prepared, folder, timeline) as system,
         ):
             recorder = RunRecorder(

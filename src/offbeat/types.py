@@ -102,8 +102,6 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Monotonic clock of the engine's host."""
     loss_mask: IntArray | None = None
     """uint8 (T,), 1 where the token is the model's own and trained; None means all ones (single turn)."""
-    segments: tuple[tuple[str, int], ...] = ()
-    """Run-length code of turns: ((role, count), …); empty means one assistant turn."""
 
     @property
     def version_min(self) -> int:

@@ -56,6 +56,11 @@ BREAKS: dict[str, tuple[Callable[[list[Rollout]], list[Rollout]], str]] = {
     "logprob not a number": (each(logprobs=lambda r: r.logprobs * np.nan), "tokens have logprobs and versions"),
     "probabilities": (each(logprobs=lambda r: np.exp(r.logprobs)), "tokens have logprobs and versions"),
     "old version": (each(versions=lambda r: ((2, len(r.token_ids)),)), "tokens have logprobs and versions"),
+    "logprobs all alike": (
+        each(logprobs=lambda r: r.logprobs * 0 - 1),
+        "the most likely token alone is certain",
+    ),
+    "logprobs all certain": (each(logprobs=lambda r: r.logprobs * 0), "temperature sharpens and flattens"),
     "one token for all": (each(token_ids=lambda r: r.token_ids * 0), "seeds decide"),
     "stop id cut off": (
         each(token_ids=lambda r: r.token_ids[:-1] if r.finish_reason == "stop" else r.token_ids),
@@ -71,6 +76,39 @@ def test_an_engine_that_breaks_a_promise_is_named(name: str) -> None:
     engine = Broken(World(), version=3)
     engine.change = change
     assert check in failed(run_in_virtual_time(check_engine(engine)))
+
+
+class Deaf(FakeEngine):
+    """Does not hear of a part of the sampling."""
+
+    fields: dict[str, Any]
+
+    async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
+        return await super().generate(requests, msgspec.structs.replace(sampling, **self.fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "check"),
+    [
+        ({"top_k": 0}, "the most likely token alone is certain"),
+        ({"temperature": 1.0}, "temperature sharpens and flattens"),
+    ],
+)
+def test_an_engine_that_does_not_hear_of_the_sampling_is_named(fields: dict[str, Any], check: str) -> None:
+    engine = Deaf(World(), version=3)
+    engine.fields = fields
+    assert check in failed(run_in_virtual_time(check_engine(engine)))
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), IndexError("no"), KeyError("no"), SystemExit("no")])
+def test_whatever_an_engine_raises_is_a_failed_check(error: BaseException) -> None:
+    class Raising(FakeEngine):
+        async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
+            raise error
+
+    results = run_in_virtual_time(check_engine(Raising(World(), version=3)))
+    assert len(results) == len(ENGINE_CHECKS)
+    assert failed(results)["seeds decide"] == f"{type(error).__name__}: {error}"
 
 
 def test_a_stale_engine_fails_with_its_own_words() -> None:

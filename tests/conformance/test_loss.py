@@ -31,7 +31,8 @@ def clipped_oracle(logprob: float, behaviour: float, advantage: float) -> float:
 def test_the_clipped_loss_keeps_every_promise(dual_clip: float | None) -> None:
     results = check_loss(partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28, dual_clip=dual_clip))
     assert failed(results) == {}
-    assert len(results) == len(LOSS_CHECKS)
+    assert len(results) == len(LOSS_CHECKS) - 1  # without an oracle nothing is said of it
+    assert "the values are those of the oracle" not in [result.name for result in results]
 
 
 def test_the_clipped_loss_has_the_values_of_its_definition() -> None:
@@ -108,6 +109,15 @@ BREAKS: dict[str, tuple[Loss, str]] = {
     "no clamp": (plain, "extreme ratios overflow nothing"),
     "half precision": (half_where_single, "float32 is enough"),
 }
+
+
+@pytest.mark.parametrize("error", [AttributeError("no"), OverflowError("no"), KeyError("no"), SystemExit("no")])
+def test_whatever_a_loss_raises_is_a_failed_check(error: BaseException) -> None:
+    def raising(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> PolicyLoss:
+        raise error
+
+    results = check_loss(raising, oracle=clipped_oracle)
+    assert [result.problem for result in results] == [f"{type(error).__name__}: {error}"] * len(LOSS_CHECKS)
 
 
 @pytest.mark.parametrize("name", BREAKS)

@@ -63,6 +63,16 @@ def writes(completion: str, row: dict[str, Any]) -> float:
     return 0.0
 
 
+def fails_backwards(completions: list[str]) -> list[float]:
+    if completions[0] != completions[-1] and completions[0] == "42":
+        raise RuntimeError("in reverse order only")
+    return [0.0] * len(completions)
+
+
+def exits(completion: str) -> float:
+    raise SystemExit(completion)
+
+
 def asks(completion: str, gold: str) -> float:
     return float(completion == gold)
 
@@ -74,6 +84,8 @@ BREAKS: dict[Callable[..., Any], str] = {
     first: "the same sample gets the same value",
     one_for_all: "each completion of a group gets a value",
     writes: "what it is given stays as it was",
+    fails_backwards: "the same sample gets the same value",
+    exits: "any text gets a finite number or none",
     asks: "its parameters are columns",
     lambda completion: 1.0: "another process can import it",
 }

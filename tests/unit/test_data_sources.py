@@ -95,7 +95,7 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     for module in ("pyarrow.parquet", "datasets", "reasoning_gym"):
         monkeypatch.setitem(sys.modules, module, None)
     for source in (str(tmp_path / "d.parquet"), "hf://owner/name/train", "reasoning_gym:chain_sum"):
-        with pytest.raises(DataError, match=r"pip install 'offbeat\[tasks\]'"):
+        with pytest.raises(DataError, match=r"pip install -e .*\[tasks\]"):
             load_rows(source)
 
 

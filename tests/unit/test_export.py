@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.commands.export import best_saved, default_dtype
+from offbeat.checkpoint import Checkpoint, State
+from offbeat.commands.export import best_saved, default_dtype, resumed_at, while_it_is_there
 from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError, RunError
 from offbeat.export.card import Facts, card
 from offbeat.export.push import check_push, push
 from offbeat.export.weights import check_model, needed_bytes, write_model
+from offbeat.journal import open_journal
 from offbeat.testing.fake_hub import FakeHub
 from offbeat.testing.tiny_model import tiny_qwen3
 
@@ -115,6 +118,19 @@ def test_the_card_has_the_figures_of_the_exported_step_and_no_others() -> None:
     assert "not evaluated" in card(facts(step=5), config(), RECORDS)
 
 
+def test_a_card_of_a_resumed_run_says_of_which_part_its_settings_are(tmp_path: Path) -> None:
+    assert "resumed" not in card(facts(), config(), RECORDS)
+    path = tmp_path / "journal.jsonl"
+    assert resumed_at(path) == ()
+    for part in (None, (4, None), (2, None), (4, None)):
+        with open_journal(path, resumed_at=part):
+            pass
+    path.write_bytes(path.read_bytes() + b"nonsense\n")
+    assert resumed_at(path) == (2, 4)
+    text = card(facts(resumed_at=(2, 4)), config(), RECORDS)
+    assert "resumed at step 2, 4. These are the settings of its last part" in text
+
+
 def test_a_model_that_began_at_random_says_so() -> None:
     assert "from random weights, with the architecture and tokenizer of" in card(facts(), config(init="random"), [])
 
@@ -133,6 +149,39 @@ def test_the_code_in_the_card_compiles() -> None:
         code = card(facts(), config(data=data), RECORDS).partition("```python\n")[2].partition("```")[0]
         compile(code, "README.md", "exec")
         assert ("apply_chat_template" in code) == (form == "chat")
+
+
+def test_the_code_in_the_card_prompts_as_the_run_did() -> None:
+    system = 'Say "no".\n```\n\\'
+    data = [{**config().data[0].model_dump(), "system": system}]
+    text = card(facts(), config(data=data, sampling={"chat_template_kwargs": {"enable_thinking": False}}), RECORDS)
+    code = text.partition("```python\n")[2].partition("\n```")[0]
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "apply_chat_template"
+    ]
+    assert ast.literal_eval(call.args[0]) == [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "…"},
+    ]
+    assert {"enable_thinking": False} in [ast.literal_eval(one.value) for one in call.keywords]
+    assert "system" not in card(facts(), config(), RECORDS)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_named_as_the_reason(tmp_path: Path) -> None:
+    state = State(next_step=4, weights_version=4, seed=0, data="", elapsed_s=0.0)
+    (tmp_path / "complete.json").write_text("{}")
+    with pytest.raises(OSError, match="disk quota"), while_it_is_there(Checkpoint(tmp_path, state)):
+        raise OSError("disk quota")
+    (tmp_path / "complete.json").unlink()
+    with (
+        pytest.raises(RunError, match=r"the checkpoint of step 4 was removed while it was read.*export again"),
+        while_it_is_there(Checkpoint(tmp_path, state)),
+    ):
+        raise OSError("no file named model.safetensors")
 
 
 def test_the_best_saved_step_is_found_or_it_is_said_why_there_is_none() -> None:
@@ -167,8 +216,27 @@ def test_a_repository_of_another_visibility_is_refused_before_anything_is_writte
         check_push(FakeHub(), "just-a-name", public=False)
 
 
+def test_a_push_leaves_no_weights_of_an_earlier_one(tmp_path: Path) -> None:
+    """A single model.safetensors would be loaded in place of a newer index with its shards."""
+    old = ("model.safetensors", "pytorch_model.bin", "adapter_config.json", "README.md", "notes.txt", "plot.png")
+    hub = FakeHub({"me/m": True}, files={"me/m": dict.fromkeys(old, b"old")})
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name in (*shards, "model.safetensors.index.json", "README.md"):
+        (tmp_path / name).write_bytes(b"new")
+    push(hub, tmp_path, "me/m", public=False, message="Step 4")
+    found = hub.files["me/m"]
+    assert {name for name, content in found.items() if content == b"old"} == {"notes.txt", "plot.png"}
+    assert {name for name, content in found.items() if content == b"new"} == {path.name for path in tmp_path.iterdir()}
+    (single := tmp_path / "single").mkdir()
+    (single / "model.safetensors").write_bytes(b"newest")
+    push(hub, single, "me/m", public=False, message="Step 5")
+    assert [name for name in hub.files["me/m"] if "safetensors" in name] == ["model.safetensors"]
+
+
 def test_a_push_that_fails_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=rf"failed \(disk quota\); .* 'hf upload me/m {tmp_path}'"):
+    with pytest.raises(
+        RunError, match=rf"failed \(disk quota\); [^\n]*\nhf upload me/m {tmp_path} \. '--delete=\*\.safetensors'"
+    ):
         push(FakeHub(broken=OSError("disk quota")), tmp_path, "me/m", public=False, message="")
 
 

@@ -55,10 +55,10 @@ def test_the_error_is_clustered_by_prompt() -> None:
 
 def test_the_numbers_of_a_result_are_those_worked_out_by_hand() -> None:
     samples = [
-        scored("a", 0, reward=1.0, tokens=1, parts={"f.py:right": 1.0}),
-        scored("a", 1, reward=0.4, tokens=2, parts={"f.py:right": 0.4}, finish_reason="length"),
-        scored("b", 0, reward=0.0, tokens=3, parts={"f.py:right": 0.0}, errors=("x",)),
-        scored("b", 1, reward=0.2, tokens=6, parts={"f.py:right": 0.2}),
+        scored("a", 0, reward=1.0, tokens=1, parts={"right": 1.0}),
+        scored("a", 1, reward=0.4, tokens=2, parts={"right": 0.4}, finish_reason="length"),
+        scored("b", 0, reward=0.0, tokens=3, parts={"right": 0.0}, errors=("x",)),
+        scored("b", 1, reward=0.2, tokens=6, parts={"right": 0.2}),
     ]
     result = summarize("test", samples, step=7, version=0)
     assert (result.prompts, result.samples_per_prompt, result.step, result.version) == (2, 2, 7, 0)

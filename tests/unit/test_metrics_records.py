@@ -11,7 +11,7 @@ import pytest
 from sample_values import scored
 
 from offbeat.metrics.evaluation import summarize
-from offbeat.metrics.parts import part_means, short_names
+from offbeat.metrics.parts import part_means
 from offbeat.metrics.records import (
     REQUIRED,
     evaluation_record,
@@ -49,10 +49,10 @@ class Report:
 
 def samples() -> list[Scored]:
     return [
-        scored("data/0", 0, reward=1.0, tokens=2, parts={"a.py:right": 1.0}),
-        scored("data/0", 1, reward=0.0, tokens=5, parts={"a.py:right": 0.0}, finish_reason="length"),
-        scored("data/1", 0, reward=0.5, tokens=3, parts={"a.py:right": 0.5}, errors=("ValueError: x",)),
-        scored("data/1", 1, reward=0.5, tokens=6, parts={"a.py:right": 0.5}),
+        scored("data/0", 0, reward=1.0, tokens=2, parts={"right": 1.0}),
+        scored("data/0", 1, reward=0.0, tokens=5, parts={"right": 0.0}, finish_reason="length"),
+        scored("data/1", 0, reward=0.5, tokens=3, parts={"right": 0.5}, errors=("ValueError: x",)),
+        scored("data/1", 1, reward=0.5, tokens=6, parts={"right": 0.5}),
     ]
 
 
@@ -245,19 +245,10 @@ def test_an_empty_step_has_null_statistics() -> None:
 
 def test_a_part_is_averaged_over_the_samples_that_have_it() -> None:
     both = [
-        scored(parts={"/x/rewards.py:right": 1.0, "/x/rewards.py:boxed": 1.0}),
-        scored(sample_index=1, parts={"/x/rewards.py:right": 0.0}),
+        scored(parts={"right": 1.0, "boxed": 1.0}),
+        scored(sample_index=1, parts={"right": 0.0}),
     ]
     assert part_means(both) == {"right": 0.5, "boxed": 1.0}
-
-
-def test_functions_of_one_name_keep_their_files() -> None:
-    assert short_names(["a.py:f", "b.py:f", "b.py:g", "math_verify"]) == {
-        "a.py:f": "a.py:f",
-        "b.py:f": "b.py:f",
-        "b.py:g": "g",
-        "math_verify": "math_verify",
-    }
 
 
 def test_evaluations_are_part_of_the_step_that_follows_them_and_the_last_ones_have_a_line() -> None:

@@ -17,7 +17,6 @@ from offbeat.models import (
     inspect_model,
     load_tokenizer,
     stop_token_ids,
-    tokenizer_facts,
     tokenizer_hash,
 )
 
@@ -140,5 +139,3 @@ def test_the_tokenizer_hash_sees_template_special_tokens_and_nothing_of_use():
     assert tokenizer_hash(used) == plain
     assert tokenizer_hash(character_tokenizer(template=None)) != plain
     assert tokenizer_hash(character_tokenizer(bos="<s>")) != plain
-    assert tokenizer_facts(character_tokenizer(bos="<s>")).bos_id == 1
-    assert tokenizer_facts(character_tokenizer()).pad_id == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from offbeat.commands.samples import Choice, samples
 from offbeat.errors import ConfigError
 from offbeat.metrics.recorded import (
+    Damage,
     RecordedSample,
     Wanted,
     best,
@@ -40,11 +42,25 @@ def test_every_byte_is_told_of(tmp_path: Path) -> None:
     assert len(told) > 2
 
 
-def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
-    path = write_samples(tmp_path / "samples.jsonl", [recorded()])
-    path.write_bytes(path.read_bytes() + b'{"step": 3}\n')
-    with pytest.raises(ConfigError, match=r"samples.jsonl, line 2: not a sample .*prompt_id"):
-        list(read_samples([path]))
+def test_lines_that_are_no_samples_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "samples.jsonl", [recorded(step=0), recorded(step=1)])
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b'{"step": 3}\n' + b"\xff\x00\n" + second)
+    damage = Damage()
+    assert [sample.step for sample in read_samples([path], damage=damage)] == [0, 1]
+    assert re.fullmatch(
+        r"2 lines are no sample and left out; the first: samples\.jsonl, line 2 \(.*prompt_id.*\)", damage.words() or ""
+    )
+    told = printed(path, Choice())
+    assert "2 samples of 2 prompts" in told
+    assert "! 2 lines are no sample and left out" in told
+    assert Damage().words() is None
+    path.write_bytes(b'{"step": 3}\n')
+    with pytest.raises(ConfigError, match=r"no sample at all yet\.\n1 line is no sample and left out"):
+        samples(path, Choice())
+
+
+def test_a_place_without_samples_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         sample_files(tmp_path / "gone")
     (tmp_path / "empty").mkdir()

@@ -325,6 +325,22 @@ def test_the_longest_events_are_drawn_when_there_are_too_many(monkeypatch: pytes
     assert timeline(trace)["events_total"] == 10
 
 
+def test_both_files_of_a_trace_are_read_and_a_lost_beginning_is_told_of(tmp_path: Path) -> None:
+    """Times are in seconds of the run's first start, in both files."""
+    run_with(tmp_path, trace=b"[\n" + span(1, "b", "train", 200e6, 10e6))
+    (tmp_path / "trace.older.json").write_bytes(b"[\n" + span(1, "a", "train", 1e6, 30e6).rstrip(b",\n") + b"\n]\n")
+    found = made(tmp_path)
+    assert found.value["timeline"]["events_total"] == 2
+    assert found.value["timeline"]["traced_s"] == 40
+    assert not [remark for remark in found.value["remarks"] if remark.startswith("trace")]
+    (tmp_path / "trace.older.json").write_bytes(b"[\n" + span(1, "a", "train", 100e6, 30e6) + b"nonsense\n")
+    told = [remark for remark in made(tmp_path).value["remarks"] if remark.startswith("trace")]
+    assert told == [
+        "trace.older.json: 1 line could not be read and is left out.",
+        "trace.older.json begins 100 s after the run did: earlier spans were not kept.",
+    ]
+
+
 def test_a_trace_that_is_damaged_gives_what_is_whole() -> None:
     strange: list[dict[str, Any]] = [{"ph": "X", "ts": "x"}, {"ph": "X", "ts": 1, "dur": -1}, {"ph": "B"}, {}]
     lines = [b"[\n", *(json.dumps(one).encode() + b",\n" for one in strange), b"[1],\n", b"7,\n"]
@@ -429,6 +445,17 @@ def test_the_room_for_samples_is_never_passed_and_nearly_used() -> None:
     assert 0 < len(packed.groups) < len(index.groups)
     assert pack(index, groups, lambda _, offset, __: lines[offset], 0).groups == ()
     assert len(pack(index, groups, lambda _, offset, __: lines[offset], 10_000_000).groups) == len(index.groups)
+
+
+@pytest.mark.parametrize("limit", [3_000, 30_000])
+def test_groups_that_fit_only_when_they_are_packed_are_in_the_page(limit: int) -> None:
+    """Each is larger than the room, as it lies in samples.jsonl."""
+    samples = [sample(step=step, completion="aha! " * 10_000, sample_index=i) for step in range(20) for i in range(2)]
+    index, lines = index_of(samples)
+    packed = pack(index, groups_of(index, TEXT_LIMIT), lambda _, offset, __: lines[offset], limit)
+    assert packed.groups
+    assert packed.size <= limit
+    assert unpacked(packed.chunks[0])[0]["samples"][0]["completion"].startswith("aha! ")
 
 
 def test_a_chunk_has_whole_groups_and_the_index_leads_to_them() -> None:

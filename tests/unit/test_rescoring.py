@@ -11,13 +11,14 @@ import pytest
 from recorded_values import recorded
 from sample_values import scored
 
-from offbeat.commands.rescore import Columns, blocks, open_sources, report, rescore
+from offbeat.commands.rescore import Columns, blocks, open_sources, report, reported_names, rescore
 from offbeat.config import Config, parse_config
 from offbeat.data.prompts import columns_of
 from offbeat.errors import ConfigError
 from offbeat.metrics.recorded import RecordedSample
 from offbeat.metrics.rescoring import Comparison, Score, comparison_lines
 from offbeat.metrics.samples import bounded, sample_objects
+from offbeat.rewards.pool import RewardPool
 from offbeat.types import Prompt
 
 
@@ -170,7 +171,23 @@ def test_a_sample_without_a_digest_is_graded_and_said(folder: Path) -> None:
     found = columns(folder)
     assert found.prompt(sample_of(folder, 0, row=None)) is not None
     assert found.unchecked == 1
+    found.damage.lines = 1
+    assert any("1 line is no sample and left out" in text for _, text in report(Comparison(), found))
     assert any("without a digest" in text for _, text in report(Comparison(), found))
+
+
+def test_functions_have_the_names_that_the_run_gave_them_whichever_samples_are_chosen(tmp_path: Path) -> None:
+    """Training samples have one `right`, which the run called `a.right` beside that of its held-out set."""
+    for file in ("a.py", "b.py"):
+        (tmp_path / file).write_text("def right(completion):\n    return 1.0\n")
+    write_rows(tmp_path, 3)
+    values = config(tmp_path, rewards={"a.py:right": 1.0}).model_dump(mode="json")
+    held = {"name": "held", "source": "train.jsonl", "rewards": {"b.py:right": 1.0}}
+    both = parse_config({**values, "eval": [held]}, folder=tmp_path)
+    sources = open_sources(both, both, None)
+    functions = {name: source.now.rewards for name, source in sources.items()}
+    names = RewardPool([], functions, None, both.rewards, reported_names(both)).names
+    assert [names[spec] for spec in sources["data"].now.rewards] == ["a.right"]
 
 
 def test_mistakes_are_found_before_a_process_starts(folder: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from offbeat.build import engine_specs, prepare
 from offbeat.checkpoint import CheckpointStore, State
 from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError
 from offbeat.metrics.writer import RunFolder
-from offbeat.saved_models import lineage, origin_of, resolve_model, with_model_at_hand
+from offbeat.saved_models import lineage, model_at_hand, origin_of, resolve_model
+from offbeat.testing.tiny_model import tiny_qwen3
 
 
 def config(model: str | Path, **changes: Any) -> Config:
@@ -54,7 +56,10 @@ def test_a_newer_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path) -> 
 def test_other_models_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "step-3").mkdir()
     (tmp_path / "step-3" / "config.json").write_text('{"model_type": "llama"}')
-    for model in ("owner/name", str(tmp_path / "step-3"), str(tmp_path / "gone")):
+    theirs = tmp_path / "checkpoints" / "step-100"  # of another framework
+    theirs.mkdir(parents=True)
+    (theirs / "config.json").write_text('{"model_type": "llama"}')
+    for model in ("owner/name", str(tmp_path / "step-3"), str(tmp_path / "gone"), str(theirs)):
         assert resolve_model(config(model)).model == model
 
 
@@ -105,9 +110,33 @@ def test_a_run_goes_on_after_the_checkpoint_that_it_began_with_is_gone(tmp_path:
     store = CheckpointStore(second / "checkpoints")
     newest, _ = store.latest()
     assert newest is not None
-    assert with_model_at_hand(began, newest) is began
+    assert model_at_hand(began, newest) is None
     (model_of(first, 1) / "config.json").unlink()
     model_of(first, 1).rmdir()
-    assert with_model_at_hand(began, newest).model == str(model_of(second, 2))
-    hub = config("owner/name")
-    assert with_model_at_hand(hub, newest) is hub
+    assert model_at_hand(began, newest) == str(model_of(second, 2))
+    assert model_at_hand(config("owner/name"), newest) is None
+
+
+def test_a_model_that_stands_in_is_loaded_and_the_config_keeps_where_the_run_comes_from(tmp_path: Path) -> None:
+    """config.json is written anew by a resume: card, report and the dtype of an export follow what it names."""
+    first = write_run(tmp_path / "first", 1, model="owner/base")
+    gone = model_of(first, 1)
+    (gone / "config.json").unlink()
+    gone.rmdir()
+    here = tiny_qwen3(tmp_path / "here", layers=1)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
+    data = [
+        {
+            "source": str(tmp_path / "train.jsonl"),
+            "format": "text",
+            "prompt": "prompt",
+            "answer": "answer",
+            "rewards": {"exact_match": 1.0},
+        }
+    ]
+    prepared = prepare(config(gone, data=data, sampling={"max_new_tokens": 8}), at_hand=str(here))
+    assert prepared.config.model == str(gone)
+    assert lineage(prepared.config)[0] == "owner/base"
+    (engine,) = engine_specs(prepared.loaded, RunFolder(tmp_path))
+    assert engine.settings["model"] == str(here)
+    assert prepared.tokenizer("1").input_ids

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from test_trackers_libraries import last_evaluation, record, samples
 
+from offbeat.commands.track import track
 from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError
 from offbeat.testing.tracker_conformance import check_tracker
 from offbeat.trackers import Opened, Outcome, TrackedRun, require_trackers, tracking
-from offbeat.trackers.delivery import TEXT_LIMIT, WAITING_TABLES, fault, table
+from offbeat.trackers.delivery import MESSAGE_LIMIT, TEXT_LIMIT, WAITING_TABLES, fault, table
+from offbeat.trackers.state import ProgressFile
 from offbeat.trackers.tracker import flat
 
 PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
@@ -32,8 +34,8 @@ from offbeat.trackers import Opened
 
 class Faulty:
     '''Writes each call into calls.jsonl of the run; `fail` says where it fails how often.'''
-    def __init__(self, fail="", times=1, rewind=False):
-        self.fail, self.times, self.rewind = fail, times, rewind
+    def __init__(self, fail="", times=1, rewind=False, names=False):
+        self.fail, self.times, self.rewind, self.names = fail, times, rewind, names
     def write(self, *call):
         with (self.folder / "calls.jsonl").open("a") as file:
             print(json.dumps(call), file=file)
@@ -47,6 +49,8 @@ class Faulty:
     def start(self, run):
         self.folder = run.folder
         self.write("start", run.next_step, run.delivered, dict(run.state))
+        if self.names:
+            self.write("name", run.name)
         if self.rewind:
             return Opened(min(run.next_step, run.delivered), replaces=True, state={"id": "x"})
         return Opened(run.delivered, state={"id": "x"})
@@ -84,13 +88,20 @@ def part(
     error: BaseException | None = None,
     finish_s: float = 20.0,
     ready: Callable[[int], bool] = lambda done: True,
+    another_line: bool = False,
 ) -> list[str]:
     """One part of a run; returns the warnings. `ready(n)` must hold before the n-th record is made."""
     warnings: list[str] = []
 
     async def main() -> None:
         tracked = tracking(
-            config, folder, next_step=next_step, history=history, warn=warnings.append, finish_s=finish_s
+            config,
+            folder,
+            next_step=next_step,
+            history=history,
+            warn=warnings.append,
+            finish_s=finish_s,
+            another_line=another_line,
         )
         async with tracked as trackers:
             for number, one in enumerate(new):
@@ -170,6 +181,37 @@ def test_a_tracker_that_can_replace_gets_them_again(tmp_path: Path) -> None:
     assert logged(tmp_path) == [0, 1, 2, 3, 2, 3, 4]
 
 
+def test_a_run_that_goes_back_to_an_earlier_checkpoint_is_another_run_at_the_tracker(tmp_path: Path) -> None:
+    """Of the line that is given up nothing is mixed into the new one, which has all its steps."""
+    config = faulty(tmp_path, names=True)
+    steps = [record(step) for step in range(5)]
+    part(config, tmp_path, [*steps, last_evaluation(5)])
+    for again, line in enumerate((2, 3), start=1):
+        (tmp_path / "calls.jsonl").unlink()
+        told = part(config, tmp_path, steps[2:4], history=steps[:2], next_step=2, another_line=True)
+        assert told == [
+            f"tracker {tmp_path}/mine.py:Faulty: it keeps the steps that are given up; what is trained from step 2 on "
+            f"is another run there, {tmp_path.name}-{line}"
+        ], again
+        assert calls(tmp_path)[:2] == [["start", 2, 0, {}], ["name", f"{tmp_path.name}-{line}"]]
+        assert logged(tmp_path) == [0, 1, 2, 3]
+    part(config, tmp_path, steps[4:], history=steps[:4], next_step=4)
+    assert calls(tmp_path)[-5:-3] == [["start", 4, 4, {"id": "x"}], ["name", f"{tmp_path.name}-3"]]
+    assert logged(tmp_path) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("rewind", "done"), [(True, 4), (False, 2)])
+def test_a_tracker_that_replaces_or_has_nothing_of_what_is_given_up_goes_on_in_its_run(
+    tmp_path: Path, rewind: bool, done: int
+) -> None:
+    config = faulty(tmp_path, rewind=rewind, names=True)
+    steps = [record(step) for step in range(4)]
+    part(config, tmp_path, steps[:done])
+    assert part(config, tmp_path, steps[2:], history=steps[:2], next_step=2, another_line=True) == []
+    assert [call for call in calls(tmp_path) if call[0] == "name"] == [["name", tmp_path.name]] * 2
+    assert logged(tmp_path)[done:] == [2, 3]
+
+
 @pytest.mark.parametrize("rewind", [False, True])
 def test_an_evaluation_after_the_last_step_is_there_once_when_the_run_goes_on(tmp_path: Path, rewind: bool) -> None:
     config = faulty(tmp_path, rewind=rewind)
@@ -245,6 +287,65 @@ def test_a_secret_of_the_environment_is_not_repeated(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
     assert "abcdef123456" not in fault("wandb", ValueError("invalid key abcdef123456\n\nmore"))
     assert "\n" not in fault("wandb", ValueError("a\nb"))
+    for before in range(MESSAGE_LIMIT - 12, MESSAGE_LIMIT):  # the message is cut within it
+        assert "abcdef" not in fault("wandb", ValueError("." * before + "abcdef123456"))
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (RuntimeError("engine-0: killed"), ["finish", "failed", "engine-0: killed"]),
+        (asyncio.CancelledError(), ["finish", "interrupted", None]),
+        (None, ["finish", "done", None]),
+    ],
+)
+def test_track_tells_the_outcome_that_the_run_had_and_opens_no_tracker_that_has_everything(
+    tmp_path: Path, error: BaseException | None, ended: list[Any]
+) -> None:
+    steps = [record(step) for step in range(6)]
+    part(faulty(tmp_path, fail="hang log"), tmp_path, steps, error=error, finish_s=0.3)
+    config = faulty(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    said: list[str] = []
+    track(tmp_path, say=said.append)
+    assert calls(tmp_path)[-1] == ended
+    assert logged(tmp_path)[1:] == [0, 1, 2, 3, 4, 5]
+    before = calls(tmp_path)
+    track(tmp_path, say=said.append)
+    assert calls(tmp_path) == before
+    assert said == [f"6 records are with {tmp_path}/mine.py:Faulty"] * 2
+
+
+def test_the_outcome_of_an_earlier_part_is_not_that_of_one_that_was_killed(tmp_path: Path) -> None:
+    config = faulty(tmp_path)
+    part(config, tmp_path, [record(0)], error=RuntimeError("full disk"))
+    assert ProgressFile(tmp_path).outcome == Outcome("failed", "full disk")
+    seen: list[Outcome | None] = []
+
+    def running(number: int) -> bool:
+        del number
+        seen.append(ProgressFile(tmp_path).outcome)
+        return True
+
+    part(config, tmp_path, [record(1)], history=[record(0)], next_step=1, ready=running)
+    assert seen == [None]
+    assert ProgressFile(tmp_path).outcome == Outcome("interrupted")
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"wandb": {"next', "[]", '{"k": {"next_step": "3"}}', '{"outcome": 3}', "\xff"]
+)
+def test_a_damaged_trackers_json_is_told_of_and_everything_is_sent_again(tmp_path: Path, content: str) -> None:
+    config = faulty(tmp_path)
+    steps = [record(step) for step in range(3)]
+    part(config, tmp_path, steps[:2])
+    (tmp_path / "calls.jsonl").unlink()
+    (tmp_path / "trackers.json").write_text(content, encoding="latin-1")
+    (text,) = part(config, tmp_path, steps[2:], history=steps[:2], next_step=2)
+    assert text.startswith(f"{tmp_path}/trackers.json cannot be read (")
+    assert logged(tmp_path) == [0, 1, 2]
+    assert ProgressFile(tmp_path).read(f"{tmp_path}/mine.py:Faulty").next_step == 3
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -283,6 +384,13 @@ def test_a_config_is_flattened_to_the_dotted_paths_of_its_keys() -> None:
         ({"kind": "m.py:C", "options": {"auth": {"Token": "x7secretx7"}}}, "set an environment variable"),
         ({"kind": "mlflow", "url": "https://me:x7secretx7@host"}, "MLFLOW_TRACKING_TOKEN"),
         ({"kind": "trackio", "url": "https://host?write_token=x7secretx7"}, "TRACKIO_WRITE_TOKEN"),
+        ({"kind": "trackio", "url": "https://x7secretx7@host"}, "set HF_TOKEN or TRACKIO_WRITE_TOKEN instead"),
+        ({"kind": "mlflow", "url": "https://host/?key=x7secretx7"}, "MLFLOW_TRACKING_TOKEN"),
+        ({"kind": "mlflow", "url": "https://host/?access_key=x7secretx7"}, "MLFLOW_TRACKING_TOKEN"),
+        ({"kind": "wandb", "options": {"auth": "x7secretx7"}}, "trackers.0.options.auth: secrets do not belong"),
+        ({"kind": "m.py:C", "options": {"pwd": "x7secretx7"}}, "trackers.0.options.pwd: secrets do not belong"),
+        ({"kind": "m.py:C", "options": {"access_key": "x7secretx7"}}, "set an environment variable"),
+        ({"kind": "m.py:C", "options": {"a": [{"to": "https://x7secretx7@h"}]}}, "trackers.0.options.to: holds a pass"),
         ({"kind": "wandb", "samples": 1000}, "trackers.0.samples = 1000: must be less than or equal to 256"),
         ({"kind": "wandb", "nmae": "x"}, "trackers.0.nmae: unknown key; did you mean 'name'?"),
         ({}, "trackers.0.kind: missing"),
@@ -294,6 +402,21 @@ def test_a_mistake_is_one_sentence_that_repeats_no_secret(section: dict[str, Any
     (text,) = caught.value.problems
     assert says in text
     assert "x7secretx7" not in text
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "mlflow", "url": "postgresql://me@host/runs"},
+        {"kind": "mlflow", "url": "sqlite:///runs.db?mode=ro"},
+        {
+            "kind": "m.py:C",
+            "options": {"author": "me", "key": "reward_mean", "to": "https://host/a?step=3", "x": "a://["},
+        },
+    ],
+)
+def test_what_is_no_secret_is_let_in(section: dict[str, Any]) -> None:
+    assert config_with(section).trackers[0].kind.endswith(section["kind"])
 
 
 def test_two_of_a_kind_are_refused() -> None:
@@ -325,7 +448,7 @@ def test_a_library_that_is_missing_is_named_before_anything_starts(monkeypatch: 
         del name
 
     monkeypatch.setattr("importlib.util.find_spec", nothing)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'offbeat[track]'")):
+    with pytest.raises(ConfigError, match=re.escape("run pip install -e ") + r".*\[track\]' \(all four libraries\)"):
         require_trackers(config_with({"kind": "wandb"}))
 
 
@@ -354,16 +477,23 @@ def test_no_library_is_imported_by_the_check_before_the_start() -> None:
 class Recording:
     """Keeps points in a list of the test, as a conforming tracker does."""
 
-    def __init__(self, points: list[tuple[int, str, float]], *, forget: bool = False) -> None:
+    def __init__(
+        self,
+        points: list[tuple[int, str, float]],
+        *,
+        forget: bool = False,
+        change: Callable[[Mapping[str, float]], Mapping[str, float]] = dict,
+    ) -> None:
         self.points = points
         self.forget = forget
+        self.change = change
 
     def start(self, run: TrackedRun) -> Opened:
         return Opened(0 if self.forget else run.delivered)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        self.points.extend((step, key, value) for key, value in metrics.items())
+        self.points.extend((step, key, value) for key, value in self.change(metrics).items())
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         json.dumps([step, rows])
@@ -383,6 +513,26 @@ def test_the_conformance_suite_passes_a_good_tracker_and_finds_one_that_repeats_
         assert bool(problems) == forget, problems
         if forget:
             assert "it is at [0, 0, 1, 1, " in problems["a resumed run neither repeats nor skips a step"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda metrics: dict.fromkeys(metrics, 0.0), "is 0.0; "),
+        (lambda metrics: {**metrics, "reward/my reward": 1e30}, "reward/my reward of step 0 is 1e+30; -1e+30 was sent"),
+        (lambda metrics: {**metrics, "lr": 0.0}, "lr of step 0 is 0.0; 1e-09 was sent"),
+        (lambda metrics: {k: v for k, v in metrics.items() if k != "sync_bytes"}, "sync_bytes should be there once"),
+    ],
+)
+def test_the_conformance_suite_finds_a_tracker_that_loses_or_changes_a_value(
+    tmp_path: Path, change: Callable[[Mapping[str, float]], Mapping[str, float]], says: str
+) -> None:
+    stored: dict[Path, list[tuple[int, str, float]]] = {}
+    results = check_tracker(
+        lambda run: Recording(stored.setdefault(run, []), change=change), tmp_path, read=lambda run: stored[run]
+    )
+    problems = {result.name: result.problem or "" for result in results}
+    assert says in problems["a run is logged from start to end"]
 
 
 def blocks(language: str) -> list[str]:

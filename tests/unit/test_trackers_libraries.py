@@ -1,6 +1,6 @@
 """Each library's own reader finds every point once, also after a resume, under the names of metrics.jsonl.
 
-What is not installed is skipped: `pip install 'offbeat[track]'` has all four. Nothing here needs a network.
+What is not installed is skipped: the extra `track` has all four. Nothing here needs a network.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from recorded_values import recorded
 
@@ -40,6 +41,16 @@ def test_errors_of_means_are_clustered_by_prompt() -> None:
     assert found.reward_error == pytest.approx(0.25 / math.sqrt(4))
     assert found.parts[0].error == found.reward_error
     assert found.groups_with_spread_fraction == 0.75
+
+
+def test_a_prompt_that_is_sampled_in_two_epochs_is_one_prompt() -> None:
+    """More prompts were asked for than the data has rows: the second round adds no prompt to the error."""
+    again = [msgspec.structs.replace(sample, epoch=1) for sample in HEALTHY]
+    once, twice = trial(HEALTHY), trial([*HEALTHY, *again])
+    assert (twice.prompts, twice.samples) == (4, 16)
+    assert (twice.reward_mean, twice.reward_error) == (once.reward_mean, once.reward_error)
+    assert twice.parts[0].error == once.parts[0].error
+    assert twice.groups_with_spread_fraction == 0.75  # a group is what one prompt gave at one time
 
 
 def test_samples_with_spread_have_nothing_in_their_way() -> None:

@@ -18,7 +18,7 @@ torch is imported inside the call: the controller imports this module without it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -42,9 +42,6 @@ class BatchMetrics:
     """Samples of groups that carry signal, counted once whatever `epochs_per_batch` is."""
     advantage_abs_mean: float
     """Over the trained samples; 0 when there are none."""
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def make_batch(

@@ -14,7 +14,7 @@ from offbeat.evaluate import EvalResult, evaluate
 from offbeat.host import require_host
 from offbeat.metrics.display import Display
 from offbeat.metrics.writer import RunFolder
-from offbeat.saved_models import choose_checkpoint, with_model_at_hand
+from offbeat.saved_models import choose_checkpoint, model_at_hand
 
 
 def evaluate_only(
@@ -26,7 +26,6 @@ def evaluate_only(
         folder = RunFolder.open(target)
         config = run_config(folder, overrides)
         checkpoint = choose_checkpoint(folder, step)
-        config = with_model_at_hand(config, checkpoint)
     elif step is not None:
         raise ConfigError(f"--step {step} is for the folder of a run, and {target} is none; leave it out.")
     elif not target.exists():
@@ -35,7 +34,7 @@ def evaluate_only(
         config = load_config(target, overrides)
     if not config.eval:
         raise ConfigError(f"{target} has no [[eval]] set; add one with a name and a source.")
-    prepared = prepare(config)
+    prepared = prepare(config, at_hand=checkpoint and model_at_hand(config, checkpoint))
     require_host(config)
 
     async def body(system: System, version: int) -> tuple[EvalResult, ...]:

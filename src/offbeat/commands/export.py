@@ -7,8 +7,9 @@ The folder is there when all of that has worked, and not before. `--push` comes 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from offbeat.errors import ConfigError, ModelError, RunError
 from offbeat.export.card import Facts, card, evaluations
 from offbeat.export.push import Hub, check_push, hub_api, push
 from offbeat.export.weights import Written, check_model, flush, needed_bytes, write_model
+from offbeat.journal import Resumed, read_journal
 from offbeat.metrics.best import best, scores
 from offbeat.metrics.figures import counted, decimal, size
 from offbeat.metrics.writer import RunFolder, read_metrics
@@ -63,10 +65,12 @@ def export(path: Path, order: Order, *, hub: Hub | None = None, out: Console | N
     target = (order.output or run.path / "exports" / f"step-{checkpoint.step}").absolute()
     base, revision, origins = lineage(config)
     dtype, reason = (order.dtype, "as asked for") if order.dtype else default_dtype(base, revision)
-    _check_target(target, model_folder(checkpoint), dtype)
+    with while_it_is_there(checkpoint):
+        _check_target(target, model_folder(checkpoint), dtype)
     name = order.push.rpartition("/")[2] if order.push else f"{run.path.name}-step-{checkpoint.step}"
-    facts = Facts(name, checkpoint.step, base, revision, len(origins), dtype, why)
-    written = _write(run, config, checkpoint, facts, target)
+    facts = Facts(name, checkpoint.step, base, revision, len(origins), dtype, why, resumed_at(run.journal))
+    with while_it_is_there(checkpoint):
+        written = _write(run, config, checkpoint, facts, target)
     show([("", line) for line in _lines(target, facts, reason, written)], out or console())
     if order.push is not None and hub is not None:
         with phase(f"pushing to {order.push}"):
@@ -74,6 +78,29 @@ def export(path: Path, order: Order, *, hub: Hub | None = None, out: Console | N
         seen = "public" if order.public else "private"
         show([("", f"pushed     {address} ({seen})")], out or console())
     return target
+
+
+def resumed_at(journal: Path) -> tuple[int, ...]:
+    """Steps at which the run was resumed, each once, in order; of a journal that is damaged those before the damage."""
+    steps: set[int] = set()
+    with contextlib.suppress(OSError, ValueError):
+        steps.update(event.step for _, event in read_journal(journal) if isinstance(event, Resumed))
+    return tuple(sorted(steps))
+
+
+@contextlib.contextmanager
+def while_it_is_there(checkpoint: Checkpoint) -> Generator[None]:
+    """A run that trains meanwhile may remove the checkpoint: an error is then that, whatever it looks like."""
+    try:
+        yield
+    except Exception as error:
+        if (checkpoint.folder / "complete.json").is_file():
+            raise
+        raise RunError(
+            f"the checkpoint of step {checkpoint.step} was removed while it was read: the run trains and keeps the "
+            "newest checkpoint.keep_last; export again, or a step that stays (checkpoint.keep_every, checkpoint.best). "
+            "Nothing was kept of it."
+        ) from error
 
 
 def _step(run: RunFolder, config: Config, order: Order) -> tuple[int | None, str]:

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from offbeat.commands.output_file import check_output
 from offbeat.commands.passing import passing_folder
 from offbeat.commands.printing import console, progress, show
 from offbeat.commands.run_config import run_config
@@ -36,12 +37,12 @@ from offbeat.data.sources import Rows, load_rows
 from offbeat.errors import ConfigError
 from offbeat.interrupt import Interrupt
 from offbeat.metrics.figures import counted
-from offbeat.metrics.recorded import RecordedSample, Wanted, read_samples, sample_files
+from offbeat.metrics.recorded import Damage, RecordedSample, Wanted, read_samples, sample_files
 from offbeat.metrics.rescoring import Comparison, Score, comparison_lines
 from offbeat.metrics.sample_text import Line, sample_lines
 from offbeat.metrics.samples import TEXT_LIMIT
 from offbeat.metrics.writer import CONFIG, RunFolder, encode_line
-from offbeat.rewards.functions import check_columns, inspect_function
+from offbeat.rewards.functions import check_columns, inspect_function, short_names
 from offbeat.rewards.pool import RewardPool
 from offbeat.rpc.client import Hub
 from offbeat.types import Prompt
@@ -82,8 +83,10 @@ def rescore(
     paths = sample_files(target)
     before, now = _configs(target, overrides, rewards)
     sources = open_sources(before, now, wanted.evaluation)
-    if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
-        raise ConfigError(f"--output {output}: give the path of a file that is not there yet, in a folder that is.")
+    if output is not None:
+        check_output("--output", output)
+        if output.exists():
+            raise ConfigError(f"--output {output}: is there already; give the path of a file that is not.")
     columns = Columns(sources, changed_rows=changed_rows)
     comparison = Comparison()
 
@@ -92,9 +95,11 @@ def rescore(
         section = now.rewards.model_copy(update={"max_error_fraction": 1.0})
         with Interrupt(asyncio.current_task(), lambda _: None).installed():
             async with Hub(heartbeat_s=now.limits.heartbeat_s) as hub:
-                pool = await RewardPool.start(hub, section, functions, None, logs, start_s=now.limits.start_s)
+                pool = await RewardPool.start(
+                    hub, section, functions, None, logs, start_s=now.limits.start_s, names=reported_names(now)
+                )
                 try:
-                    chosen = (sample for sample in read_samples(paths, seen) if sample in wanted)
+                    chosen = (sample for sample in read_samples(paths, seen, columns.damage) if sample in wanted)
                     for samples in blocks(chosen, limit):
                         graded = await _grade(pool, columns, samples)
                         comparison.add([sample for sample, _ in graded], [score for _, score in graded])
@@ -102,15 +107,15 @@ def rescore(
                 finally:
                     await pool.close()
 
-    with (
-        _written(output) as keep,
-        passing_folder("rescore") as folder,
-        progress("scoring samples", sum(path.stat().st_size for path in paths)) as seen,
-    ):
-        asyncio.run(main(folder.logs, seen, keep))
-        if not comparison.samples:
-            raise ConfigError(_nothing(target, columns))
-    show(report(comparison, columns), out or console())
+    with _written(output) as keep:
+        with (
+            passing_folder("rescore") as folder,
+            progress("scoring samples", sum(path.stat().st_size for path in paths)) as seen,
+        ):
+            asyncio.run(main(folder.logs, seen, keep))
+            if not comparison.samples:
+                raise ConfigError(_nothing(target, columns))
+        show(report(comparison, columns), out or console())
     return comparison
 
 
@@ -127,6 +132,12 @@ def _configs(target: Path, overrides: Sequence[str], rewards: Path | None) -> tu
     if folder is None:
         raise ConfigError(f"{target} lies in no run's folder: name the config of its data and rewards with --rewards.")
     return run_config(folder), run_config(folder, overrides)
+
+
+def reported_names(config: Config) -> dict[str, str]:
+    """Spec → the name under which a run of this config reports it: unique over all its functions, not only over those
+    of the samples that are scored."""
+    return short_names(spec for section in (*config.data, *config.eval) for spec in section.rewards or ())
 
 
 def open_sources(before: Config, now: Config, evaluation: str | None) -> dict[str, Source]:
@@ -185,6 +196,7 @@ class Columns:
     left_out: Counter[str] = field(default_factory=Counter[str])
     unchecked: int = 0
     """Samples of a version that wrote no digest."""
+    damage: Damage = field(default_factory=Damage)
 
     def prompt(self, sample: RecordedSample) -> Prompt | None:
         """What the reward functions see beside the completion; None: the sample is left out."""
@@ -310,6 +322,8 @@ def _left_out(columns: Columns) -> list[str]:
             f"{counted(columns.unchecked, 'sample')} recorded without a digest of the data row: nobody can tell "
             "whether the row is still the same."
         )
+    if told := columns.damage.words():
+        said.append(told)
     return said
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from offbeat.commands.printing import console, progress, show_paged
 from offbeat.errors import ConfigError
 from offbeat.metrics.figures import counted
-from offbeat.metrics.recorded import Order, RecordedSample, Wanted, first_of, read_samples, sample_files
+from offbeat.metrics.recorded import Damage, Order, RecordedSample, Wanted, first_of, read_samples, sample_files
 from offbeat.metrics.sample_text import Line, sample_lines
 
 TEXT_LIMIT = 2000
@@ -36,15 +36,18 @@ def samples(target: Path, choice: Choice, *, out: Console | None = None) -> None
     """Print them. Raises `ConfigError` when there is no file, or no such sample in it."""
     if choice.count < 1:
         raise ConfigError(f"-n {choice.count}: must be at least 1.")
-    paths = sample_files(target)
+    paths, damage = sample_files(target), Damage()
     with progress("reading samples", sum(path.stat().st_size for path in paths)) as seen:
-        chosen = first_of((s for s in read_samples(paths, seen) if s in choice.wanted), choice.count, choice.order)
+        every = read_samples(paths, seen, damage)
+        chosen = first_of((sample for sample in every if sample in choice.wanted), choice.count, choice.order)
+    told = damage.words()
     if not chosen:
-        raise ConfigError(_nothing(target, paths, choice.wanted))
+        raise ConfigError(_nothing(target, paths, choice.wanted), *([] if told is None else [told]))
     if choice.groups:
         chosen = _whole_groups(paths, chosen)
     lines = [line for sample in chosen for line in sample_lines(sample, None if choice.full else TEXT_LIMIT)]
-    show_paged([*lines, _last_line(chosen)], out or console())
+    warned: list[Line] = [] if told is None else [("bold yellow", f"! {told}")]
+    show_paged([*lines, _last_line(chosen), *warned], out or console())
 
 
 def _whole_groups(paths: Sequence[Path], chosen: Sequence[RecordedSample]) -> list[RecordedSample]:

@@ -22,7 +22,7 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.host import require_host
 from offbeat.metrics.display import Display, make_display
 from offbeat.metrics.writer import RunFolder
-from offbeat.saved_models import with_model_at_hand
+from offbeat.saved_models import model_at_hand
 from offbeat.training import RunResult, train_part
 
 
@@ -132,7 +132,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
             f"{path} has done all its {config.steps} steps; continue with more: "
             f"{command('resume', path)} steps={config.steps * 2}."
         )
-    prepared = prepare(with_model_at_hand(config, checkpoint))
+    prepared = prepare(config, at_hand=model_at_hand(config, checkpoint))
     require_host(config)
     prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
     if changed := changed_inputs(checkpoint.state, prepared.inputs):

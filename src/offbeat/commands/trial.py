@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 
 from offbeat.build import Prepared, System, prepare
+from offbeat.commands.output_file import check_output
 from offbeat.commands.printing import console, show
 from offbeat.commands.serving import serve
 from offbeat.config import Config
@@ -48,8 +49,15 @@ class Outputs:
 
     def check(self) -> None:
         for option, path in (("--json", self.figures), ("--samples", self.samples)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ConfigError(f"{option} {path}: there is no folder {path.absolute().parent}; make it first.")
+            if path is not None:
+                check_output(option, path)
+
+    def write(self, trial: Trial, said: Sequence[str], objects: Iterable[dict[str, Any]]) -> None:
+        if self.samples is not None:
+            self.samples.write_bytes(b"".join(encode_line(one) for one in objects))
+        if self.figures is not None:
+            values = {**asdict(trial), "verdicts": list(said)}
+            self.figures.write_text(json.dumps(values, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def try_config(
@@ -95,8 +103,8 @@ def try_config(
         time_reward_s=reward_s,
     )
     said = verdicts(trial, max_error_fraction=config.rewards.max_error_fraction)
-    _write(outputs, trial, said, objects)
     show(report(trial, said, samples), out or console())
+    outputs.write(trial, said, objects)  # last: a disk that is full by now costs the files only
     return trial
 
 
@@ -111,14 +119,6 @@ def _functions(prepared: Prepared) -> dict[str, dict[str, float]]:
     weights = prepared.reward_weights
     names = short_names(spec for functions in weights.values() for spec in functions)
     return {source: {names[spec]: w for spec, w in functions.items()} for source, functions in weights.items()}
-
-
-def _write(outputs: Outputs, trial: Trial, said: Sequence[str], objects: Iterable[dict[str, Any]]) -> None:
-    if outputs.samples is not None:
-        outputs.samples.write_bytes(b"".join(encode_line(one) for one in objects))
-    if outputs.figures is not None:
-        values = {**asdict(trial), "verdicts": list(said)}
-        outputs.figures.write_text(json.dumps(values, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def report(trial: Trial, said: Sequence[str], samples: Sequence[RecordedSample]) -> list[Line]:

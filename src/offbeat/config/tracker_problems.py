@@ -41,8 +41,10 @@ ENVIRONMENT: Mapping[TrackerLibrary, str] = {
     "trackio": "HF_TOKEN or TRACKIO_WRITE_TOKEN",
     "mlflow": "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
 }
-SECRET = re.compile(r"api_?-?key|token|passw|secret|credential|webhook", re.IGNORECASE)
+SECRET = re.compile(r"(api|access|private)[_-]?key|token|passw|secret|credential|webhook", re.IGNORECASE)
 """Names of what must not be written down."""
+_SECRET_OPTION = re.compile(rf"{SECRET.pattern}|auth(?!or)|pwd", re.IGNORECASE)
+_SECRET_QUERY = re.compile(rf"{_SECRET_OPTION.pattern}|key|^sig", re.IGNORECASE)
 
 
 def tracker_problems(sections: Sequence[TrackerSection]) -> list[str]:
@@ -74,39 +76,67 @@ def _fields(where: str, section: TrackerSection) -> Iterator[str]:
 
 def _options(where: str, section: TrackerSection) -> Iterator[str]:
     known = None if section.library is None else OPTIONS[section.library]
-    for name in _keys(section.options):
-        if SECRET.search(name):
-            place = "an environment variable" if section.library is None else ENVIRONMENT[section.library]
+    for name, value in _entries(section.options):
+        if _SECRET_OPTION.search(name):
             yield (
                 f"{where}.options.{name}: secrets do not belong into a config, which is kept in the run folder; "
-                f"remove it and set {place}."
+                f"remove it and set {_place(section)}."
             )
+        elif _is_address_with_secret(value):
+            yield _secret_in_url(f"{where}.options.{name}", section)
     for name in section.options:
-        if known is not None and name not in known and not SECRET.search(name):
+        if known is not None and name not in known and not _SECRET_OPTION.search(name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}."
             yield f"{where}.options.{name}: unknown option of {section.kind}; {hint}"
 
 
-def _keys(value: Any) -> Iterator[str]:
-    """Of a table and of all inside it."""
+def _place(section: TrackerSection) -> str:
+    """Where a secret belongs."""
+    return "an environment variable" if section.library is None else ENVIRONMENT[section.library]
+
+
+def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of a table and of all inside it but what has a secret's name; what is in a list has that of the
+    list."""
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _keys(inner)
+        for key, inner in value.items():
+            yield str(key), inner
+            if not _SECRET_OPTION.search(str(key)):
+                yield from _entries(inner, str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _keys(inner)
+            yield name, inner
+            yield from _entries(inner, name)
+
+
+def _is_address_with_secret(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and "://" in value and _holds_secret(value)
+    except ValueError:  # no address
+        return False
 
 
 def _url(where: str, section: TrackerSection) -> Iterator[str]:
-    """The sentence does not repeat the url."""
     try:
-        parts = urlsplit(section.url or "")
-        held = bool(parts.password) or any(SECRET.search(name) for name, _ in parse_qsl(parts.query))
+        held = _holds_secret(section.url or "")
     except ValueError as error:
         yield f"{where}.url: is no address ({error}); write e.g. https://host:5000."
         return
     if held:
-        place = "an environment variable" if section.library is None else ENVIRONMENT[section.library]
-        yield f"{where}.url: holds a password or token, which would be kept in the run folder; set {place} instead."
+        yield _secret_in_url(f"{where}.url", section)
+
+
+def _holds_secret(url: str) -> bool:
+    """A password, a user name of a web address (which is how tokens are written there), or a query that names one.
+
+    Raises `ValueError` for what is no address.
+    """
+    parts = urlsplit(url)
+    named = any(_SECRET_QUERY.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    return bool(parts.password) or (bool(parts.username) and parts.scheme in ("http", "https")) or named
+
+
+def _secret_in_url(where: str, section: TrackerSection) -> str:
+    """The sentence does not repeat the url."""
+    return f"{where}: holds a password or token, which would be kept in the run folder; set {_place(section)} instead."

@@ -15,6 +15,7 @@ from typing import Any
 
 from offbeat.data.plain import plain_value
 from offbeat.errors import DataError
+from offbeat.install import pip_install
 
 _generated: dict[str, list[dict[str, Any]]] = {}
 
@@ -37,9 +38,7 @@ def gym_dataset(task: str, options: Mapping[str, Any]) -> Any:
         import reasoning_gym  # noqa: F401  # pyright: ignore[reportUnusedImport] -- registers all tasks
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise DataError(
-            f"source = 'reasoning_gym:{task}' needs reasoning-gym; pip install 'offbeat[tasks]'."
-        ) from error
+        raise DataError(f"source = 'reasoning_gym:{task}' needs reasoning-gym; {pip_install('tasks')}.") from error
     known = sorted(name for name in DATASETS if name != "composite")
     if task == "composite":
         raise DataError("source = 'reasoning_gym:composite': write one [[data]] section for each task, with weights.")

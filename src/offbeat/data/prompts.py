@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -124,13 +124,6 @@ class DataPosition:
 
     next_batch: int
     fingerprint: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> DataPosition:
-        return cls(next_batch=int(value["next_batch"]), fingerprint=str(value["fingerprint"]))
 
 
 class PromptStream:

@@ -20,10 +20,10 @@ from typing import Any
 
 from offbeat.data.plain import plain_value
 from offbeat.errors import DataError
+from offbeat.install import pip_install
 
 Row = dict[str, Any]
 _HF = re.compile(r"^hf://(?P<path>[^@]+?)(@(?P<revision>.+))?$")
-TASKS_EXTRA = "pip install 'offbeat[tasks]'"
 
 _JSONL = (".jsonl", ".ndjson")
 _PARQUET = (".parquet", ".pq")
@@ -126,7 +126,7 @@ def _from_parquet(path: Path) -> list[Row]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise DataError(f"source = {str(path)!r}: Parquet files need pyarrow; {TASKS_EXTRA}.") from error
+        raise DataError(f"source = {str(path)!r}: Parquet files need pyarrow; {pip_install('tasks')}.") from error
     try:
         table = parquet.read_table(path)
     except Exception as error:
@@ -190,7 +190,7 @@ def _datasets(source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"source = {source!r} needs the library datasets; {TASKS_EXTRA}.") from error
+        raise DataError(f"source = {source!r} needs the library datasets; {pip_install('tasks')}.") from error
     return datasets
 
 

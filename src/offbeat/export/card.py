@@ -35,6 +35,8 @@ class Facts:
     dtype: Dtype
     why: str = ""
     """Why this step: empty, or e.g. `highest heldout of the saved steps`."""
+    resumed_at: tuple[int, ...] = ()
+    """Steps at which the run was resumed: only the settings of its last part are kept."""
 
 
 def card(facts: Facts, config: Config, records: Sequence[Mapping[str, Any]]) -> str:
@@ -50,6 +52,7 @@ def card(facts: Facts, config: Config, records: Sequence[Mapping[str, Any]]) -> 
         f"{offbeat.__version__}, for {facts.step} of {config.steps} steps."
         f"{f' Chosen: {_plain(facts.why)}.' if facts.why else ''}",
         _table(("", ""), _training(facts, config)),
+        *_resumes(facts),
         "## Evaluation",
         _evaluations(facts, config, records),
         "## Use",
@@ -89,6 +92,14 @@ def _training(facts: Facts, config: Config) -> list[tuple[str, str]]:
     return rows
 
 
+def _resumes(facts: Facts) -> list[str]:
+    """A resume may change settings, and nothing keeps those from before."""
+    if not facts.resumed_at:
+        return []
+    steps = ", ".join(map(str, facts.resumed_at))
+    return [f"The run was resumed at step {steps}. These are the settings of its last part; earlier ones may differ."]
+
+
 def _evaluations(facts: Facts, config: Config, records: Sequence[Mapping[str, Any]]) -> str:
     steps = dict.fromkeys((0, facts.step))
     rows: list[tuple[str, ...]] = []
@@ -113,9 +124,16 @@ def evaluations(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _usage(config: Config) -> str:
-    chat = config.data[0].format == "chat"
-    prompt = 'tokenizer.apply_chat_template([{"role": "user", "content": "…"}], add_generation_prompt=True, '
-    prompt = f'{prompt}return_tensors="pt", return_dict=True)' if chat else 'tokenizer("…", return_tensors="pt")'
+    """As the first source of the training data was prompted: another system message would be another prompt."""
+    data, named = config.data[0], config.sampling.chat_template_kwargs
+    prompt = 'tokenizer("…", return_tensors="pt")'
+    if data.format == "chat":
+        system = f'{{"role": "system", "content": {data.system!r}}}, ' if data.system is not None else ""
+        settings = f", **{named!r}" if named else ""
+        prompt = (
+            f'tokenizer.apply_chat_template(\n    [{system}{{"role": "user", "content": "…"}}],\n'
+            f'    add_generation_prompt=True, return_tensors="pt", return_dict=True{settings},\n)'
+        )
     return f"""\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

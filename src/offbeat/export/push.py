@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from offbeat.errors import ConfigError, RunError
+from offbeat.install import pip_install
 from offbeat.models import ask_hub
 
 T = TypeVar("T")
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_*")
+"""Those of a repository go as the new ones come: a loader would prefer what an earlier push left, such as a single
+model.safetensors beside a newer index with shards."""
 
 
 class Hub(Protocol):
@@ -27,7 +34,9 @@ class Hub(Protocol):
 
     def repo_info(self, repo_id: str) -> Any: ...
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any: ...
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, commit_message: str, delete_patterns: Sequence[str]
+    ) -> Any: ...
 
 
 def hub_api() -> Hub:
@@ -35,7 +44,7 @@ def hub_api() -> Hub:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise ConfigError("--push needs huggingface_hub; pip install 'offbeat[train]'.") from error
+        raise ConfigError(f"--push needs huggingface_hub; {pip_install('train')}.") from error
     return cast(Hub, HfApi())
 
 
@@ -72,14 +81,19 @@ def _ask(hub: Hub, repo: str, question: Callable[[], T]) -> T:
 
 
 def push(hub: Hub, folder: Path, repo: str, *, public: bool, message: str) -> str:
-    """Returns the address. Raises `RunError`; the exported folder stays."""
+    """One commit, after which the repository's weights are those of the folder and no others; what else is in it stays.
+
+    Returns the address. Raises `RunError`; the exported folder stays.
+    """
     try:
         hub.create_repo(repo, private=not public, exist_ok=True)
-        hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message=message)
+        hub.upload_folder(
+            repo_id=repo, folder_path=str(folder), commit_message=message, delete_patterns=list(WEIGHT_FILES)
+        )
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        again = shlex.join(["hf", "upload", repo, str(folder), ".", *(f"--delete={name}" for name in WEIGHT_FILES)])
         raise RunError(
-            f"the push to {repo} failed ({reason}); the exported folder is complete: try again with "
-            f"'hf upload {repo} {folder}'."
+            f"the push to {repo} failed ({reason}); the exported folder is complete: try again with:\n{again}"
         ) from error
     return f"{hub.endpoint}/{repo}"

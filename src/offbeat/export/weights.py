@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Dtype
 from offbeat.errors import ConfigError, RunError
+from offbeat.install import pip_install
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +116,7 @@ def _load(folder: Path, dtype: Dtype | None) -> PreTrainedModel:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError as error:
-        raise ConfigError(f"export needs torch and transformers ({error}); pip install 'offbeat[train]'.") from error
+        raise ConfigError(f"export needs torch and transformers ({error}); {pip_install('train')}.") from error
     logging.disable_progress_bar()
     wanted: Any = "auto" if dtype is None else getattr(torch, dtype)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=wanted, local_files_only=True)

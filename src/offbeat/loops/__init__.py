@@ -5,8 +5,8 @@ Which loop runs follows from `max_staleness`: 0 → `on_policy`, 1 → `one_step
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
 
 Sampled = TypeVar("Sampled")
 
@@ -37,6 +37,3 @@ class Stages(Protocol, Generic[Sampled]):
     async def train(self, step: int, sampled: Sampled) -> None:
         """Update the weights with one step's samples, then record and save."""
         ...
-
-
-Loop: TypeAlias = Callable[[Stages], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Each reward function by itself: mean and spread, under a name short enough to read."""
+"""Each reward function by itself: mean and spread, under the name by which it reports."""
 
 from __future__ import annotations
 
@@ -30,12 +30,4 @@ def _values(scored: Sequence[Scored]) -> dict[str, list[float]]:
     for sample in scored:
         for part, value in sample.parts.items():
             values.setdefault(part, []).append(value)
-    names = short_names(list(values))
-    return {names[part]: found for part, found in values.items()}
-
-
-def short_names(functions: Sequence[str]) -> dict[str, str]:
-    """`/long/path/rewards.py:correct` → `correct`; functions that would share a name keep their whole one."""
-    short = {function: function.rpartition(":")[2] or function for function in functions}
-    taken = list(short.values())
-    return {function: name if taken.count(name) == 1 else function for function, name in short.items()}
+    return values

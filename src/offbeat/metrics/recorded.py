@@ -62,13 +62,28 @@ def sample_files(target: Path) -> list[Path]:
     return found
 
 
-def read_samples(paths: Sequence[Path], seen: Callable[[int], object] | None = None) -> Iterator[RecordedSample]:
+@dataclass
+class Damage:
+    """Whole lines that are no samples: they are skipped, counted and told of, and end nothing."""
+
+    lines: int = 0
+    first: str = ""
+
+    def words(self) -> str | None:
+        if not self.lines:
+            return None
+        left_out = "1 line is" if self.lines == 1 else f"{self.lines:,} lines are"
+        return f"{left_out} no sample and left out; the first: {self.first}"
+
+
+def read_samples(
+    paths: Sequence[Path], seen: Callable[[int], object] | None = None, damage: Damage | None = None
+) -> Iterator[RecordedSample]:
     """Every whole line, in order; half a line at the end of a file that is being written is left out.
 
-    `seen` is told now and then how many bytes have been read since the last time.
-
-    Raises `ConfigError` for a whole line that is no sample.
+    `seen` is told now and then how many bytes have been read since the last time, `damage` what was skipped.
     """
+    damage = damage or Damage()
     decoder = msgspec.json.Decoder(RecordedSample)
     for path in paths:
         with path.open("rb") as file:
@@ -83,9 +98,10 @@ def read_samples(paths: Sequence[Path], seen: Callable[[int], object] | None = N
                 try:
                     sample = decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise ConfigError(
-                        f"{path}, line {number}: not a sample ({error}); give a file that a run wrote."
-                    ) from error
+                    reason = str(error).translate({96: 39})  # names in single quotes
+                    damage.first = damage.first or f"{path.name}, line {number} ({reason})"
+                    damage.lines += 1
+                    continue
                 yield sample
             if seen is not None:
                 seen(untold)

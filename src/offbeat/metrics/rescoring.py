@@ -13,7 +13,6 @@ from offbeat.metrics import figures
 from offbeat.metrics.recorded import Group, RecordedSample
 from offbeat.metrics.records import has_spread
 
-TOTAL = "reward"
 LARGEST = 3
 """Samples with the largest change that are kept to be shown."""
 

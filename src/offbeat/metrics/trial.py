@@ -45,6 +45,7 @@ class Trial:
     """Everything that `offbeat try` measured."""
 
     prompts: int
+    """Different ones: where more are asked for than the data has rows, some are sampled again in another epoch."""
     samples: int
     reward_mean: float
     reward_error: float | None
@@ -84,13 +85,13 @@ def measure(
     for sample in samples:
         groups.setdefault((sample.prompt_id, sample.epoch), []).append(sample)
     grouped = [[sample.reward or 0.0 for sample in group] for group in groups.values()]
-    mean, error = mean_with_error([math.fsum(group) / len(group) for group in grouped])
+    mean, error, prompts = _clustered((sample.prompt_id, sample.reward or 0.0) for sample in samples)
     flat = [group[0] for group in grouped if not has_spread(group)]
     low, high = min(rewards), max(rewards)
     lengths = sorted(sample.completion_tokens for sample in samples)
     one_text = [len({sample.completion for sample in group}) == 1 < len(group) for group in groups.values()]
     return Trial(
-        prompts=len(groups),
+        prompts=prompts,
         samples=len(samples),
         reward_mean=mean,
         reward_error=error,
@@ -126,12 +127,9 @@ def _part(
     name: str, weight: float, samples: Sequence[RecordedSample], functions: Mapping[str, Mapping[str, float]]
 ) -> PartScores:
     own = [sample for sample in samples if name in functions[sample.source]]
-    values: dict[tuple[str, int], list[float]] = {}
-    for sample in own:
-        if (value := sample.parts.get(name)) is not None:
-            values.setdefault((sample.prompt_id, sample.epoch), []).append(value)
-    mean, error = mean_with_error([sum(found) / len(found) for found in values.values()]) if values else (None, None)
-    every = [value for found in values.values() for value in found]
+    graded = [(sample.prompt_id, value) for sample in own if (value := sample.parts.get(name)) is not None]
+    mean, error, _ = _clustered(graded) if graded else (None, None, 0)
+    every = [value for _, value in graded]
     errors = [text.removeprefix(f"{name}: ") for s in own for text in s.errors if text.startswith(f"{name}: ")]
     return PartScores(
         name=name,
@@ -145,6 +143,15 @@ def _part(
         failed=len(errors),
         first_error=errors[0] if errors else None,
     )
+
+
+def _clustered(values: Iterable[tuple[str, float]]) -> tuple[float, float | None, int]:
+    """Mean of (prompt, value) pairs with its standard error, and the number of prompts: a prompt's values are averaged
+    first, of all its epochs, as they are not independent."""
+    found: dict[str, list[float]] = {}
+    for prompt, value in values:
+        found.setdefault(prompt, []).append(value)
+    return *mean_with_error([math.fsum(each) / len(each) for each in found.values()]), len(found)
 
 
 def _histogram(lengths: Iterable[int], limit: int) -> tuple[int, ...]:

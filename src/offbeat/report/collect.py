@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import offbeat
+from offbeat.metrics.writer import OLDER_SAMPLES, OLDER_TRACE, SAMPLES, TRACE
 from offbeat.report.curves import clean_records, curves, totals, trained
 from offbeat.report.header import failure_of, header, journal_facts
 from offbeat.report.lines import Lines, decode, whole
 from offbeat.report.sample_chunks import TEXT_LIMIT as SAMPLE_TEXT_LIMIT
 from offbeat.report.sample_chunks import Packed, pack, packed_json
 from offbeat.report.sample_index import SampleIndex, counts, group_curves, groups_of, head_of
-from offbeat.report.timeline import EVENT_LIMIT, drawing, read_trace, timeline
+from offbeat.report.timeline import EVENT_LIMIT, Trace, drawing, read_trace, timeline
 
 Json: TypeAlias = dict[str, Any]
 
 CONFIG_LIMIT = 16 << 20
 LOG_TAIL = 64 << 10
+TRACE_BEGINS_S = 60.0
+"""A trace whose first span is later than this has lost its beginning."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,8 @@ def collect(run: Path, *, samples_bytes: int) -> Report:
     with _open(run / "metrics.jsonl") as file:
         records = clean_records(record for _, record in file.objects())
         remarks.append(file.remark())
-    with _open(run / "trace.json") as file:
-        trace = read_trace(line for _, line in file)
-        # Half an event at the end is counted as broken, and is the rule while a run goes on.
-        file.broken += trace.broken - (1 if file.unfinished and trace.broken else 0)
-        remarks.append(file.remark() if file.state != "read" or file.broken else None)
+    trace, trace_remarks = _trace(run)
+    remarks += trace_remarks
     steps = trained(records)
     sampled, sample_remarks = _samples(run, samples_bytes)
     exact = dict(zip(sampled.curves["steps"], sampled.curves["errors"], strict=True))
@@ -72,6 +72,32 @@ def collect(run: Path, *, samples_bytes: int) -> Report:
     }
     events = packed_json(drawing(trace)) if len(trace.start_us) else ""
     return Report(value, events, sampled.packed)
+
+
+def _trace(run: Path) -> tuple[Trace, list[str | None]]:
+    """Both files: the older one is there when a run's trace has outgrown one file, and replaces one before it."""
+    trace = Trace()
+    remarks: list[str | None] = []
+    with ExitStack() as stack:
+        files = _newer_and_older(stack, run / TRACE, run / OLDER_TRACE)
+        for file in files:
+            before = trace.broken
+            read_trace((line for _, line in file), trace)
+            broken = trace.broken - before
+            # Half an event at the end is counted as broken, and is the rule while a run goes on.
+            file.broken += broken - (1 if file.unfinished and broken else 0)
+            remarks.append(file.remark() if file.state != "read" or file.broken else None)
+        begins_s = min(trace.start_us, default=0.0) / 1e6
+        if len(files) > 1 and begins_s > TRACE_BEGINS_S:
+            remarks.append(f"{OLDER_TRACE} begins {begins_s:,.0f} s after the run did: earlier spans were not kept.")
+    return trace, remarks
+
+
+def _newer_and_older(stack: ExitStack, newer_path: Path, older_path: Path) -> list[Lines]:
+    """Those that are there, the older first. A file that is moved aside between the two openings is there once."""
+    newer = stack.enter_context(_open(newer_path))
+    older = stack.enter_context(_open(older_path))
+    return [newer] if older.file is None or _same(older, newer) else [older, newer]
 
 
 @contextmanager
@@ -97,9 +123,7 @@ class _Sampled:
 def _samples(run: Path, limit_bytes: int) -> tuple[_Sampled, list[str | None]]:
     """Two passes over the same open files: a file that the run moves aside meanwhile is still the one that was read."""
     with ExitStack() as stack:
-        newer = stack.enter_context(_open(run / "samples.jsonl"))
-        older = stack.enter_context(_open(run / "samples.older.jsonl"))
-        files = [newer] if older.file is None or _same(older, newer) else [older, newer]
+        files = _newer_and_older(stack, run / SAMPLES, run / OLDER_SAMPLES)
         index = SampleIndex()
         for number, file in enumerate(files):
             _index(index, number, file)

@@ -53,12 +53,17 @@ def packed_json(value: Any) -> str:
 
 def pack(index: SampleIndex, groups: Groups, read: ReadLine, limit_bytes: int) -> Packed:
     """As many groups as `limit_bytes` of page hold, chosen by `choose`; of text that packs very well, not more than
-    `LARGEST_RATIO` times as many bytes of samples.jsonl, so that the page stays quick to search."""
-    packed = _pack(index, choose(index, groups, limit_bytes), read)
+    `LARGEST_RATIO` times as many bytes of samples.jsonl, so that the page stays quick to search. Where none of those
+    fits, the smallest group, if it does."""
+    smallest = [int(groups.bytes.argmin())] if len(groups.bytes) else []
+    packed = _pack(index, choose(index, groups, limit_bytes) or smallest, read)
     if packed.size < limit_bytes and len(packed.groups) < len(groups.block):  # a first part told how well it packs
         packed = _pack(index, choose(index, groups, _room(groups, packed, limit_bytes)), read)
     while packed.size > limit_bytes and packed.groups:
         packed = _pack(index, choose(index, groups, _room(groups, packed, limit_bytes)), read)
+    if not packed.groups and smallest:
+        alone = _pack(index, smallest, read)
+        packed = alone if alone.size <= limit_bytes else packed
     return packed
 
 

@@ -96,9 +96,9 @@ def _place(places: dict[str, int], key: str, limit: int) -> int:
     return places[key]
 
 
-def read_trace(lines: Iterable[bytes]) -> Trace:
-    """Lines of trace.json; brackets and the commas between events are skipped."""
-    trace = Trace()
+def read_trace(lines: Iterable[bytes], trace: Trace | None = None) -> Trace:
+    """Lines of trace.json; brackets and the commas between events are skipped. `trace`: of an older file, continued."""
+    trace = trace or Trace()
     for line in lines:
         body = line.strip(b" \t\r\n,[]")
         if not body:

@@ -70,8 +70,9 @@ class RewardPool:
         functions: Mapping[str, Mapping[str, float]],
         decode: Decode | None,
         section: RewardsSection,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        self.names = short_names(spec for weights in functions.values() for spec in weights)
+        self.names = names or short_names(spec for weights in functions.values() for spec in weights)
         self._functions = functions
         self._decode = decode
         self._section = section
@@ -91,6 +92,7 @@ class RewardPool:
         logs: Path,
         *,
         start_s: float = 60.0,
+        names: Mapping[str, str] | None = None,
     ) -> RewardPool:
         """Start every worker.
 
@@ -98,6 +100,7 @@ class RewardPool:
             functions: name of a source (or held-out set) → its reward functions and their weights.
             decode: for `score`; None where only texts are graded.
             logs: folder of the workers' logs (what reward functions print is there).
+            names: spec of each function → the name under which it reports; None: short ones, unique over `functions`.
 
         Raises `RewardError` when a reward function cannot be loaded.
         """
@@ -107,7 +110,7 @@ class RewardPool:
             Slot(hub, f"reward-{index}", settings, logs / f"reward-{index}.log", start_s)
             for index in range(section.workers)
         ]
-        pool = cls(slots, functions, decode, section)
+        pool = cls(slots, functions, decode, section, names)
         try:
             async with asyncio.TaskGroup() as group:
                 for slot in slots:

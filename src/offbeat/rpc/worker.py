@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-from offbeat import __version__
 from offbeat.errors import CallTimeout, ProtocolError, RemoteError, WorkerDied
+from offbeat.install import pip_install
 from offbeat.rpc import codec
 from offbeat.rpc.codec import Frame, Message
 from offbeat.rpc.messages import Arguments, Nothing, Worked, WorkSpan
@@ -319,7 +319,7 @@ class Worker:
 def start_advice(error: BaseException, spec: ProcessSpec, tail: str) -> BaseException:
     """A failed start whose usual cause is another interpreter without a fitting offbeat: says what to do."""
     python = spec.python or sys.executable
-    remedy = f"run '{python} -m pip install offbeat=={__version__}'"
+    remedy = f"run '{pip_install(python=python)}'"
     cause = ""
     missing = re.search(r"No module named '?([\w.]+)", tail)
     if isinstance(error, ProtocolError):

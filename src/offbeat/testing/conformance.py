@@ -10,7 +10,9 @@ assumed of the model but its vocabulary, and one token id that is sampled now an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -34,6 +36,23 @@ class CheckResult:
 
 class _Failed(Exception):
     """A promise does not hold; the text says which."""
+
+
+@contextmanager
+def checking(results: list[CheckResult], check: Callable[..., object]) -> Generator[Callable[[str | None], None]]:
+    """Adds the result of one check, whose problem is given to what is yielded; the guard of every suite.
+
+    Whatever error comes out of the part under test is a failed check, not the end of the suite.
+    """
+    problems: list[str | None] = []
+    try:
+        yield problems.append
+    except _Failed as failed:
+        problems.append(str(failed))
+    except (Exception, SystemExit) as error:
+        problems.append(f"{type(error).__name__}: {error}")
+    name = check.__name__.replace("_", " ")
+    results.append(CheckResult(name, next((problem for problem in problems if problem is not None), None)))
 
 
 def _hold(condition: bool, text: str) -> None:
@@ -93,6 +112,34 @@ async def seeds_decide(engine: Engine) -> None:
     _hold(first[:SAMPLES] != first[2 * SAMPLES :], "equal prompts with other seeds gave the same tokens")
 
 
+async def the_most_likely_token_alone_is_certain(engine: Engine) -> None:
+    """With top_k = 1 the logprob of each token is 0, or -log k where k tokens are equally likely, and seeds decide
+    nothing: the logprobs are those of the distribution that was sampled, and not of another one."""
+    certain: dict[tuple[int, ...], list[int]] = {}
+    for rollout in await engine.generate(requests(), msgspec.structs.replace(SAMPLING, top_k=1)):
+        allowed = [-math.log(tied) for tied in range(1, 5)]
+        off = [p for p in rollout.logprobs.tolist() if not any(abs(p - value) < 1e-3 for value in allowed)]
+        _hold(not off, f"logprobs {off} of tokens that nothing else could be sampled for: they must be 0")
+        if max(abs(rollout.logprobs)) < 1e-3:
+            prompt, tokens = tuple(rollout.prompt_token_ids.tolist()), rollout.token_ids.tolist()
+            first = certain.setdefault(prompt, tokens)
+            _hold(
+                first == tokens, f"the most likely tokens after {prompt} were {first}, and with another seed {tokens}"
+            )
+    _hold(bool(certain), "with top_k = 1 no sample was certain")
+
+
+async def temperature_sharpens_and_flattens(engine: Engine) -> None:
+    """Sampled tokens are almost certain near 0, less likely at 1, and less still at 10."""
+    means: list[float] = []
+    for temperature in (0.01, 1.0, 10.0):
+        rollouts = await engine.generate(requests(), msgspec.structs.replace(SAMPLING, temperature=temperature))
+        means.append(float(np.concatenate([rollout.logprobs for rollout in rollouts]).mean()))
+    said = f"mean logprobs at temperatures 0.01, 1 and 10 are {', '.join(f'{mean:.3f}' for mean in means)}"
+    _hold(means[0] > means[1] > means[2], f"{said}: they must fall")
+    _hold(means[0] > -0.5, f"{said}: the first must be almost 0")
+
+
 async def a_sample_does_not_depend_on_its_neighbours(engine: Engine) -> None:
     """Its random numbers come from its own seed: alone it gives the same tokens as among others."""
     together = _tokens(await engine.generate(requests(), SAMPLING))
@@ -148,6 +195,8 @@ ENGINE_CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     nothing_asked_gives_nothing,
     tokens_have_logprobs_and_versions,
     seeds_decide,
+    the_most_likely_token_alone_is_certain,
+    temperature_sharpens_and_flattens,
     a_sample_does_not_depend_on_its_neighbours,
     length_is_bounded,
     any_stop_id_ends_a_sample_and_stays_in_it,
@@ -160,15 +209,10 @@ async def check_engine(engine: Engine, *, timeout_s: float = 60.0) -> list[Check
     """Run every check, each with a deadline. An error of the engine is a failed check, not the end."""
     results: list[CheckResult] = []
     for check in ENGINE_CHECKS:
-        problem = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                await check(engine)
-        except _Failed as failed:
-            problem = str(failed)
-        except TimeoutError:
-            problem = f"no answer within {timeout_s:g} s"
-        except OffbeatError as error:
-            problem = f"{type(error).__name__}: {error}"
-        results.append(CheckResult(check.__name__.replace("_", " "), problem))
+        with checking(results, check) as found:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await check(engine)
+            except TimeoutError:
+                found(f"no answer within {timeout_s:g} s")
     return results

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ class FakeHub:
     broken: Exception | None = None
     unknown: Exception | None = None
     uploads: list[tuple[str, list[str], str]] = field(default_factory=list[tuple[str, list[str], str]])
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    """What is in each repository, as a commit leaves it: deleted are files that match and are not uploaded again."""
 
     def whoami(self) -> Any:
         if self.unknown:
@@ -37,8 +41,16 @@ class FakeHub:
         assert exist_ok
         self.there.setdefault(repo_id, private)
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any:
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, commit_message: str, delete_patterns: Sequence[str]
+    ) -> Any:
         if self.broken:
             raise self.broken
-        files = sorted(path.name for path in Path(folder_path).iterdir())
-        self.uploads.append((repo_id, files, commit_message))
+        new = {path.name: path.read_bytes() for path in sorted(Path(folder_path).iterdir())}
+        stays = {
+            name: content
+            for name, content in self.files.get(repo_id, {}).items()
+            if not any(fnmatchcase(name, pattern) for pattern in delete_patterns)
+        }
+        self.files[repo_id] = stays | new
+        self.uploads.append((repo_id, list(new), commit_message))

@@ -135,7 +135,8 @@ class FakeEngine:
     def _rollout(
         self, request: GenerateRequest, index: int, stamps: list[int], started: float, sampling: Sampling
     ) -> Rollout:
-        tokens = [fake_token(request.seeds[index], position) for position in range(len(stamps))]
+        drawn = [fake_token(request.seeds[index], position, sampling) for position in range(len(stamps))]
+        tokens, logprobs = [token for token, _ in drawn], [logprob for _, logprob in drawn]
         stops = [position for position, token in enumerate(tokens) if token in sampling.stop_token_ids]
         if stops:
             tokens = tokens[: stops[0] + 1]
@@ -145,7 +146,7 @@ class FakeEngine:
             epoch=request.epoch,
             prompt_token_ids=request.token_ids,
             token_ids=np.array(tokens, np.int32),
-            logprobs=np.full(len(tokens), -math.log(FAKE_VOCAB), np.float32),
+            logprobs=np.array(logprobs[: len(tokens)], np.float32),
             versions=run_length(stamps[: len(tokens)]),
             finish_reason="stop" if stops else "length",
             engine=self.name,
@@ -154,9 +155,19 @@ class FakeEngine:
         )
 
 
-def fake_token(seed: int, position: int) -> int:
-    """A token that depends on the sample's own seed and the position only."""
-    return random.Random(f"{seed}/{position}").randrange(FAKE_VOCAB)
+def fake_token(seed: int, position: int, sampling: Sampling) -> tuple[int, float]:
+    """A token that depends on the sample's own seed and the position only, and its logprob.
+
+    The logit of token t is 2 cos t - t/50, whatever came before. Of `sampling` temperature and top_k count.
+    """
+    logits = {token: (2 * math.cos(token) - token / 50) / (sampling.temperature or 1.0) for token in range(FAKE_VOCAB)}
+    ranked = sorted(logits, key=lambda token: -logits[token])
+    kept = ranked[: sampling.top_k or FAKE_VOCAB if sampling.temperature else 1]
+    largest = max(logits.values())
+    weights = [math.exp(logits[token] - largest) for token in kept]
+    (token,) = random.Random(f"{seed}/{position}").choices(kept, weights)
+    every = weights if sampling.temperature else [math.exp(logit - largest) for logit in logits.values()]
+    return token, logits[token] - largest - math.log(sum(every))
 
 
 @dataclass

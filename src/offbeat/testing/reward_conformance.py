@@ -20,7 +20,7 @@ from offbeat.errors import ConfigError
 from offbeat.rewards.functions import function_spec, load_function
 from offbeat.rewards.signature import signature_of
 from offbeat.rewards.values import NotAReward, as_group_rewards, as_reward
-from offbeat.testing.conformance import CheckResult
+from offbeat.testing.conformance import CheckResult, checking
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -65,10 +65,10 @@ class _Grader:
         self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         return value
 
-    def grade(self, row: Row) -> list[float | None] | str:
-        """The values of all completions, or what went wrong."""
+    def grade(self, row: Row, completions: Sequence[str] | None = None) -> list[float | None] | str:
+        """The values of all completions (or of these), or what went wrong."""
         try:
-            return self.group(row, self.completions)
+            return self.group(row, completions or self.completions)
         except NotAReward as error:
             return f"on {_short(row)}: it {error}"
         except Exception as error:
@@ -128,10 +128,10 @@ def the_same_sample_gets_the_same_value(grader: _Grader) -> str | None:
     for row in grader.rows:
         first = grader.grade(row)
         again = grader.grade(row)
-        if isinstance(first, str) or isinstance(again, str):
-            return first if isinstance(first, str) else str(again)
-        backwards = grader.group(row, grader.completions[::-1])[::-1]
-        for text, one, two, three in zip(grader.completions, first, again, backwards, strict=True):
+        backwards = grader.grade(row, grader.completions[::-1])
+        if isinstance(first, str) or isinstance(again, str) or isinstance(backwards, str):
+            return next(found for found in (first, again, backwards) if isinstance(found, str))
+        for text, one, two, three in zip(grader.completions, first, again, backwards[::-1], strict=True):
             if not one == two == three:
                 return f"the completion {_short(text)} got {one}, then {two}, then {three} in reverse order"
     return None
@@ -181,7 +181,8 @@ def check_reward(
     grader = _Grader(loaded, rows, [*completions, *ODD, ODD[2]])
     results: list[CheckResult] = []
     for check in REWARD_CHECKS:
-        results.append(CheckResult(check.__name__.replace("_", " "), check(grader)))
+        with checking(results, check) as found:
+            found(check(grader))
     slow = f"a call took {grader.slowest_s:.1f} s; the limit is {timeout_s:g} s"
     results.append(CheckResult("no call is over the limit", slow if grader.slowest_s > timeout_s else None))
     return results

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from offbeat.config.tracker_problems import SECRET
-from offbeat.trackers.state import Progress, ProgressFile, is_training
+from offbeat.trackers.state import Progress, ProgressFile
 from offbeat.trackers.tracker import COLUMNS, Metrics, Outcome, Row, TrackedRun, Tracker
 
 Record: TypeAlias = Mapping[str, Any]
@@ -25,6 +25,9 @@ Record: TypeAlias = Mapping[str, Any]
 WAITING_TABLES = 8
 TEXT_LIMIT = 2000
 """Characters of a prompt or completion in a sample table; samples.jsonl has the whole."""
+
+MESSAGE_LIMIT = 300
+"""Characters of a library's message that are told."""
 
 
 class Delivery:
@@ -48,7 +51,8 @@ class Delivery:
         self._tell = tell
         self._samples = samples
         self._progress = file.read(key)
-        self._run = replace(run, delivered=self._progress.next_step, state=self._progress.state)
+        name = run.name if self._progress.line == 1 else f"{run.name}-{self._progress.line}"
+        self._run = replace(run, name=name, delivered=self._progress.next_step, state=self._progress.state)
         self._started = False
         self._position = 0  # in records: those before it are logged, or were not wanted
         self._tables: dict[int, list[Row]] = {}
@@ -143,13 +147,12 @@ class Delivery:
     def _start(self) -> None:
         opened = self._tracker.start(self._run)
         evaluated = None if opened.replaces else self._progress.evaluated
-        self._advance(Progress(opened.next_step, evaluated, opened.state))
+        opened_at = replace(self._progress, next_step=opened.next_step, evaluated=evaluated)
+        self._advance(replace(opened_at, state=opened.state, replaces=opened.replaces))
         self._started = True
 
     def _wants(self, record: Record) -> bool:
-        """It has not been logged: what a resumed run does again may have been."""
-        progress = self._progress
-        return record["step"] >= progress.next_step and (is_training(record) or record["step"] != progress.evaluated)
+        return self._progress.wants(record)
 
     def _advance(self, progress: Progress) -> None:
         self._progress = progress
@@ -185,10 +188,11 @@ def _cut(value: Any) -> Any:
 
 def fault(key: str, error: BaseException) -> str:
     """One sentence; values of environment variables that are secrets are not in it."""
-    text = " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) >= 6:
             text = text.replace(value, "***")
+    text = text[:MESSAGE_LIMIT]  # last: a cut secret is not found any more
     return (
         f"tracker {key}: {type(error).__name__}: {text or 'no message'}. The run goes on; the tracker is tried again "
         "with the next step, and gets then what it missed"

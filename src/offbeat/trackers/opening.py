@@ -6,15 +6,16 @@ import asyncio
 import importlib.util
 import queue
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from offbeat.config import Config, TrackerSection
 from offbeat.errors import ConfigError
+from offbeat.install import pip_install
 from offbeat.trackers.delivery import Delivery
-from offbeat.trackers.state import ProgressFile, is_training
+from offbeat.trackers.state import TRACKERS, ProgressFile, is_training
 from offbeat.trackers.tracker import Outcome, TrackedRun, Tracker
 
 FINISH_S = 30.0
@@ -49,37 +50,58 @@ def make_tracker(section: TrackerSection) -> Tracker:
             return make(section.kind, section.options)
 
 
-def require_trackers(config: Config) -> None:
-    """Every tracker can be made, and its library is installed. Raises `ConfigError` with all problems."""
+def require_trackers(config: Config, *, only: Collection[str] | None = None) -> None:
+    """Every tracker (`only`: of these kinds) can be made, and its library is installed.
+
+    Raises `ConfigError` with all problems.
+    """
     problems: list[str] = []
-    for section in config.trackers:
+    for section in _served(config, only):
         try:
             make_tracker(section)
         except ConfigError as error:
             problems.extend(error.problems)
         if section.library is not None and importlib.util.find_spec(section.library) is None:
             problems.append(
-                f"trackers: {section.kind} is not installed; run pip install 'offbeat[track]' (all four libraries), "
+                f"trackers: {section.kind} is not installed; run {pip_install('track')} (all four libraries), "
                 f"or pip install {section.kind}."
             )
     if problems:
         raise ConfigError(*problems)
 
 
+def _served(config: Config, only: Collection[str] | None) -> list[TrackerSection]:
+    return [section for section in config.trackers if only is None or section.kind in only]
+
+
 class Trackers:
     """All trackers of a run, told by the controller's thread. No call waits for a tracker or raises for one."""
 
     def __init__(
-        self, config: Config, folder: Path, *, next_step: int, history: Iterable[Mapping[str, Any]] = ()
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        next_step: int,
+        history: Iterable[Mapping[str, Any]] = (),
+        another_line: bool = False,
+        only: Collection[str] | None = None,
     ) -> None:
-        """`history`: the objects of metrics.jsonl before `next_step`; what a tracker has not had yet is sent."""
+        """`history`: the objects of metrics.jsonl before `next_step`; what a tracker has not had yet is sent.
+
+        `another_line`: the run goes back to `next_step`, and checkpoints after it are given up. A tracker that cannot
+        replace what it has of them shows the new line as another run, with all steps before `next_step`. `only`: the
+        kinds of those trackers that are served; None: all.
+        """
         self._records = list(history)
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._steps = config.steps
-        file = ProgressFile(folder) if config.trackers else None
         self._deliveries: list[Delivery] = []
-        for section in config.trackers:
-            assert file is not None
+        sections = _served(config, only)
+        self._file = file = ProgressFile(folder)
+        if sections and file.problem is not None:
+            self._words.put(file.problem)
+        for section in sections:
             run = TrackedRun(
                 name=section.name or folder.name,
                 project=section.project or PROJECT,
@@ -91,9 +113,32 @@ class Trackers:
                 state={},
             )
             tracker = make_tracker(section)
+            line = None
+            if another_line:
+                with self._told_of_files():
+                    line = file.begin_another_line(section.kind, next_step)
+            if line is not None:
+                self._words.put(
+                    f"tracker {section.kind}: it keeps the steps that are given up; what is trained from step "
+                    f"{next_step} on is another run there, {run.name}-{line}"
+                )
             self._deliveries.append(
                 Delivery(section.kind, tracker, run, self._records, file, self._words.put, samples=section.samples)
             )
+
+    @contextmanager
+    def _told_of_files(self) -> Generator[None]:
+        """A file that cannot be written stops no run either."""
+        try:
+            yield
+        except OSError as error:
+            self._words.put(f"{TRACKERS} cannot be written: {error}")
+
+    def begun(self) -> None:
+        """A part of the run goes on: how an earlier part ended does not count any more."""
+        if self._deliveries and self._file.outcome is not None:
+            with self._told_of_files():
+                self._file.ended(None)
 
     def recorded(self, record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         """An object of metrics.jsonl, and the objects of samples.jsonl of its step."""
@@ -117,7 +162,13 @@ class Trackers:
         return Outcome("done" if trained and trained[-1] + 1 >= self._steps else "interrupted")
 
     async def finish(self, outcome: Outcome, within_s: float) -> list[str]:
-        """Ends them all; what is not done by then is left alone. Returns what there is to warn of."""
+        """Ends them all; what is not done by then is left alone. Returns what there is to warn of.
+
+        The outcome is kept in trackers.json, for one that gets the rest later.
+        """
+        if self._deliveries and outcome != self._file.outcome:
+            with self._told_of_files():
+                self._file.ended(outcome)
         for delivery in self._deliveries:
             delivery.close(outcome)
         deadline = time.monotonic() + within_s
@@ -135,9 +186,11 @@ async def tracking(
     history: Iterable[Mapping[str, Any]],
     warn: Callable[[str], None],
     finish_s: float = FINISH_S,
+    another_line: bool = False,
 ) -> AsyncGenerator[Trackers]:
     """Trackers while a part of a run goes on; at its end they are told how it ended. See `Trackers`."""
-    trackers = Trackers(config, folder, next_step=next_step, history=history)
+    trackers = Trackers(config, folder, next_step=next_step, history=history, another_line=another_line)
+    trackers.begun()
     within_s = finish_s
     outcome: Outcome | None = None
     try:
