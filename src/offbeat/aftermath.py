@@ -11,12 +11,13 @@ import logging
 import shlex
 import shutil
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 from offbeat.checkpoint import CheckpointStore
 from offbeat.errors import ConfigError, RemoteError, RunError
-from offbeat.metrics.writer import RunFolder
+from offbeat.metrics.evaluation import evaluated_at
+from offbeat.metrics.writer import RunFolder, read_metrics
 
 _log = logging.getLogger("offbeat")
 
@@ -83,8 +84,19 @@ def saved(folder: RunFolder, steps: int) -> str:
     if newest is None:
         return "nothing yet (checkpoint.every_steps says how often a run is saved)"
     if newest >= steps:
-        return f"all {steps} steps, in {folder.checkpoints / f'step-{newest}'}"
+        where = f"all {steps} steps, in {folder.checkpoints / f'step-{newest}'}"
+        with contextlib.suppress(ConfigError):  # damaged: the run's own error is the one to tell
+            sets = [section.get("name", "eval") for section in folder.read_config().get("eval", ())]
+            if newest == steps and unevaluated(folder, steps, sets):
+                return f"{where}; the last evaluation is missing: {command('resume', folder.path)}"
+        return where
     return f"step {newest} of {steps}; continue with: {command('resume', folder.path)}"
+
+
+def unevaluated(folder: RunFolder, steps: int, sets: Iterable[str]) -> list[str]:
+    """The held-out sets of which metrics.jsonl has no point after the last step."""
+    found = evaluated_at(steps, read_metrics(folder)) if folder.metrics.is_file() else frozenset[str]()
+    return [name for name in sets if name not in found]
 
 
 def command(name: str, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
     checkpoints/superseded-…-step-9/ of a line that was given up for an earlier checkpoint; never read
     checkpoints/.writing-step-12/    being written: never read, removed by the next save
+    checkpoints/.removing-step-3/    being removed: the same
     checkpoints/step-12/             complete: it has `complete.json`, written last, before the rename
         trainer-0/…                  the rank's own files
         state.json                   what the controller needs: step, version, data position
@@ -31,6 +32,7 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.faults import point
 from offbeat.metrics.best import best
 from offbeat.metrics.figures import size
+from offbeat.weights.parity import Baseline
 
 FORMAT = "offbeat-checkpoint/1"
 _NAME = re.compile(r"^step-(\d+)$")
@@ -61,6 +63,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the journal when it was made; None: of a run that kept none."""
     inputs: dict[str, str] = {}
     """Name → digest of what may change: files of reward functions, held-out rows. Empty: of a run that kept none."""
+    parity: Baseline | None = None
+    """What parity probes are held against; None: of a run that kept none."""
 
 
 def changed_inputs(state: State, now: Mapping[str, str]) -> list[str]:
@@ -117,7 +121,7 @@ class CheckpointStore:
         Raises `RunError` when the disk has less room than the newest checkpoint takes.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob(".writing-step-*"):
+        for leftover in [*self._folder.glob(".writing-step-*"), *self._folder.glob(".removing-step-*")]:
             shutil.rmtree(leftover)
         self._require_room(step)
         folder = self._folder / f".writing-step-{step}"
@@ -176,10 +180,16 @@ class CheckpointStore:
         return self._newest_first()[::-1]
 
     def set_aside(self, after: int) -> list[Path]:
-        """Renames the folders of later steps to `superseded-<time>-step-<n>`: another line goes on from `after`."""
+        """Renames the folders of later steps to `superseded-<time>-step-<n>`: another line goes on from `after`.
+
+        The newest comes first: cut short in between, the newest that is left is still of one line with all before it.
+        """
         mark = time.strftime("superseded-%Y%m%d-%H%M%S")
-        later = [folder for folder in self.folders() if _step(folder) > after and not folder.is_symlink()]
-        return [folder.rename(folder.with_name(f"{mark}-{folder.name}")) for folder in later]
+        later = [folder for folder in self._newest_first() if _step(folder) > after]
+        aside = [folder.rename(folder.with_name(f"{mark}-{folder.name}")) for folder in later]
+        if aside:
+            _sync_path(self._folder)
+        return aside
 
     def _require_room(self, step: int) -> None:
         newest = self.newest_step()
@@ -204,9 +214,10 @@ class CheckpointStore:
         """Removes what is not `retained`. Call it after a commit: folders without our record are never touched."""
         ours = {_step(path): path for path in self._newest_first() if not path.is_symlink() and _has_record(path)}
         for step in ours.keys() - retained(ours.keys(), retention, scores):
-            # The record goes first: a removal that is cut short leaves no folder that looks complete.
-            (ours[step] / "complete.json").unlink()
-            shutil.rmtree(ours[step])
+            # By another name first: a removal that is cut short leaves no part of it for good, and none to be read.
+            removing = self._folder / f".removing-step-{step}"
+            shutil.rmtree(removing, ignore_errors=True)
+            shutil.rmtree(ours[step].rename(removing))
 
 
 def _step(path: Path) -> int:
@@ -219,6 +230,13 @@ def _has_record(path: Path) -> bool:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Check every file against the completion record. Raises `RunError` that says what is wrong."""
+    try:
+        return _open_checkpoint(folder)
+    except OSError as error:  # a bad disk, or a folder that is removed at this moment
+        raise RunError(f"it cannot be read ({error})") from error
+
+
+def _open_checkpoint(folder: Path) -> Checkpoint:
     try:
         completion = msgspec.json.decode((folder / "complete.json").read_bytes(), type=Completion)
     except FileNotFoundError:

@@ -53,7 +53,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
 
 
 class Started(Event, frozen=True):
-    pass
+    max_staleness: int | None = None
+    """Of what is issued from here on; None: of a version that did not write it down."""
 
 
 class Resumed(Event, frozen=True):
@@ -61,6 +62,8 @@ class Resumed(Event, frozen=True):
 
     offset: int | None
     """None: the checkpoint is of a run without a journal, so all before this line is unknown."""
+    max_staleness: int | None = None
+    """As in `Started`."""
 
 
 class Issued(Event, frozen=True):
@@ -113,14 +116,14 @@ class Journal:
         self._clock = clock
         self._open: set[int] = set()
 
-    def started(self) -> None:
-        self._write(Started(step=0, time=self._clock()))
+    def started(self, max_staleness: int | None = None) -> None:
+        self._write(Started(step=0, time=self._clock(), max_staleness=max_staleness))
 
-    def resumed(self, step: int, offset: int | None, unended: Iterable[int]) -> None:
+    def resumed(self, step: int, offset: int | None, unended: Iterable[int], max_staleness: int | None = None) -> None:
         """`unended`: steps that were issued before `offset` and had not ended there."""
         now = self._clock()
         drops = [Dropped(step=one, time=now, reason=INTERRUPTED) for one in unended]
-        self._write(Resumed(step=step, time=now, offset=offset), *drops)
+        self._write(Resumed(step=step, time=now, offset=offset, max_staleness=max_staleness), *drops)
 
     def issued(self, step: int, requests: Sequence[GenerateRequest]) -> None:
         groups = tuple((r.prompt_id, r.epoch, tuple(range(len(r.seeds)))) for r in requests)
@@ -167,7 +170,11 @@ class Journal:
 
 @contextlib.contextmanager
 def open_journal(
-    path: Path, *, resumed_at: tuple[int, int | None] | None = None, clock: Callable[[], float] = time.time
+    path: Path,
+    *,
+    resumed_at: tuple[int, int | None] | None = None,
+    max_staleness: int | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Generator[Journal]:
     """The journal of a new run, or of one that is continued at (step, offset of its checkpoint).
 
@@ -180,11 +187,11 @@ def open_journal(
             file.seek(0, os.SEEK_END)
         journal = Journal(file, clock, path)
         if resumed_at is None:
-            journal.started()
+            journal.started(max_staleness)
         else:
             step, offset = resumed_at
-            before = [] if offset is None else [event for start, event in read_journal(path) if start < offset]
-            journal.resumed(step, offset, sorted(account(enumerate(before)).unended))
+            before = () if offset is None else ((at, event) for at, event in read_journal(path) if at < offset)
+            journal.resumed(step, offset, sorted(account(before).unended), max_staleness)
         try:
             yield journal
         except Exception:
@@ -282,6 +289,10 @@ class Account:
     """Steps whose samples are to be issued again."""
     versions: dict[int, dict[int, int]] = field(default_factory=dict[int, "dict[int, int]"])
     """Step → weights version → samples."""
+    max_staleness: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
+    """Step → what was allowed when its samples were made; None where the journal does not say."""
+    allowed: int | None = None
+    """`max_staleness` of the part of the run that is followed now."""
     next_step: int = 0
     first_step: int = 0
     """0, or the step at which the journal of an older run begins."""
@@ -316,6 +327,8 @@ def account(events: Iterable[tuple[int, AnyEvent]]) -> Account:
             )
         result.done_again += sum(isinstance(one, Trained) for one in line[kept:])
         del line[kept:], starts[kept:]
+        line.append(event)
+        starts.append(start)
         if event.offset is None:
             result.first_step = event.step
     result.next_step = result.first_step
@@ -334,7 +347,10 @@ def _follow(result: Account, event: AnyEvent) -> None:
             _train(result, event)
         case Generated():
             result.versions[event.step] = event.versions
-        case Started() | Resumed() | Rewarded() | Saved():
+            result.max_staleness[event.step] = result.allowed
+        case Started() | Resumed():
+            result.allowed = event.max_staleness
+        case Rewarded() | Saved():
             pass
 
 
@@ -351,8 +367,8 @@ def _issue(result: Account, event: Issued) -> None:
         result.issued += len(ids)
     elif event.step not in result.interrupted:
         result.problems.append(f"step {event.step} was issued twice")
-    elif before != ids:
-        result.problems.append(f"step {event.step} was issued again with other samples")
+    else:  # a resume may ask for other samples of a step that has taught nothing yet
+        result.issued += len(ids) - len(before)
     result.unended[event.step] = ids
     result.interrupted.discard(event.step)
 
@@ -390,14 +406,21 @@ def _ids(groups: Iterable[Group]) -> set[SampleId]:
     return {(prompt, epoch, index) for prompt, epoch, indices in groups for index in indices}
 
 
-def staleness_problems(versions: Mapping[int, Mapping[int, int]], max_staleness: int) -> list[str]:
-    """Steps whose samples came from weights older than allowed, or newer than there were."""
+def staleness_problems(
+    versions: Mapping[int, Mapping[int, int]], max_staleness: Mapping[int, int | None], otherwise: int
+) -> list[str]:
+    """Steps whose samples came from weights older than allowed, or newer than there were.
+
+    `max_staleness`: of each step, as a resume may change it; `otherwise` where it is not known.
+    """
     problems: list[str] = []
     for step, found in sorted(versions.items()):
+        known = max_staleness.get(step)
+        allowed = otherwise if known is None else known
         behind = [step - version for version in found]
-        if behind and (min(behind) < 0 or max(behind) > max_staleness):
+        if behind and (min(behind) < 0 or max(behind) > allowed):
             problems.append(
                 f"step {step} trained on samples {min(behind)} to {max(behind)} versions behind; max_staleness is "
-                f"{max_staleness}"
+                f"{allowed}"
             )
     return problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from offbeat.ports import Engine, Reward, SyncReport, Trainer
 from offbeat.stages import Trained
 from offbeat.trackers import Trackers
 from offbeat.types import Batch, Scored
+from offbeat.weights.parity import Baseline
 
 
 @dataclass
@@ -79,6 +80,11 @@ class RunRecorder:
         self.history.append(record)
         self.display.step(record)
 
+    def sync(self) -> None:
+        """Returns when every line so far is safe on the disk."""
+        self.metrics.sync()
+        self.samples.sync()
+
     def finish(self, step: int, version: int) -> None:
         """The evaluation after the last step has a line of its own: no step's record could hold it."""
         if self._pending:
@@ -116,16 +122,16 @@ class RunEvaluations:
     engine: Engine
     reward: Reward
     recorder: RunRecorder
-    also_at: frozenset[int] = frozenset()
-    """Versions at which every set is due, whatever its `every_steps` says."""
+    also: Mapping[int, Collection[str]] = field(default_factory=dict[int, "Collection[str]"])
+    """Version → sets that are due there, whatever their `every_steps` says."""
 
     def due(self, version: int) -> bool:
         return bool(self._due(version))
 
     def _due(self, version: int) -> list[EvalSet]:
         every = {section.name: section.every_steps for section in self.config.eval}
-        ends = version in (0, self.config.steps) or version in self.also_at
-        return [s for s in self.sets if ends or (every[s.name] and version % every[s.name] == 0)]
+        ends, also = version in (0, self.config.steps), self.also.get(version, ())
+        return [s for s in self.sets if ends or s.name in also or (every[s.name] and version % every[s.name] == 0)]
 
     async def run(self, version: int) -> None:
         results = await evaluate(
@@ -159,6 +165,10 @@ class RunSaver:
     started_s: float
     elapsed_before_s: float = 0.0
     saved: Path | None = None
+    sync_lines: Callable[[], None] = lambda: None
+    """Makes metrics and samples safe on the disk: a resume takes for granted those of all steps before a checkpoint."""
+    parity: Callable[[], Baseline | None] = lambda: None
+    """What parity probes are held against now."""
     warn: Callable[[str], None] = lambda text: None
     slow_s: float = 30.0
     """A save that takes longer is told of, so that nobody takes the run for dead."""
@@ -195,6 +205,7 @@ class RunSaver:
         rank.mkdir()
         await self.trainer.save(str(rank))
         await asyncio.to_thread(self.write_tokenizer, rank / "model")
+        await asyncio.to_thread(self.sync_lines)
         state = State(
             next_step=next_step,
             weights_version=version,
@@ -203,6 +214,7 @@ class RunSaver:
             elapsed_s=self.elapsed_before_s + time.monotonic() - self.started_s,
             journal=self.journal.mark(),
             inputs=dict(self.inputs),
+            parity=self.parity(),
         )
         return await asyncio.to_thread(self.store.commit, writing, state)
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from offbeat.build import Prepared, System
+from offbeat.config import Config
 from offbeat.metrics.display import Display
 from offbeat.metrics.status import Activity, Header, batch_arithmetic
 
@@ -30,8 +31,17 @@ def header(prepared: Prepared) -> Header:
         ("engines", f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype}"),
         ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
         ("batch", arithmetic),
+        *([] if config.checkpoint.every_steps else [("saves", saved_when(config))]),
     )
     return Header(title=prepared.model_name, rows=rows, steps=config.steps)
+
+
+def saved_when(config: Config) -> str:
+    """`saved every 25 steps`, or that nothing is before the end."""
+    every = config.checkpoint.every_steps
+    if not every:
+        return "nothing before the end, whatever happens on the way: checkpoint.every_steps is 0"
+    return "saved after each step" if every == 1 else f"saved every {every} steps"
 
 
 @contextlib.asynccontextmanager

@@ -103,7 +103,9 @@ class RunStages:
     engine_version: int = -1
     stopping: bool = False
     saved_version: int = -1
-    """The newest version that this process saved."""
+    """The newest version that is saved."""
+    evaluated_version: int = -1
+    """The newest version at which what was due has been evaluated."""
     current: int = field(default=-1)
 
     def steps(self) -> Iterator[int]:
@@ -120,6 +122,12 @@ class RunStages:
         """Finish the step at hand, save it, and do no more."""
         self.stopping = True
 
+    @property
+    def done(self) -> bool:
+        """All steps are trained, and the last weights are evaluated if they are to be."""
+        evaluated = self.version == self.evaluated_version or not self.evaluations.due(self.version)
+        return self.version >= self.config.steps and evaluated
+
     async def sync(self) -> None:
         if self.version == self.engine_version:
             return
@@ -132,10 +140,12 @@ class RunStages:
         self.recorder.synced(report)
 
     async def evaluate(self) -> None:
-        if self.stopping or not self.evaluations.due(self.engine_version):
+        version = self.engine_version
+        if self.stopping or version == self.evaluated_version or not self.evaluations.due(version):
             return
-        with self.timeline.span("engines", "evaluate", step=self.engine_version):
-            await self.evaluations.run(self.engine_version)
+        with self.timeline.span("engines", "evaluate", step=version):
+            await self.evaluations.run(version)
+        self.evaluated_version = version
 
     async def sample(self, step: int) -> Sampled:
         prompts = self.prompts.batch(step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult
 from offbeat.interrupt import Interrupt
-from offbeat.journal import Journal, open_journal
+from offbeat.journal import Journal
+from offbeat.line import open_line
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
 from offbeat.metrics.display import Display
+from offbeat.metrics.evaluation import evaluated_at
 from offbeat.metrics.spans import Timeline
 from offbeat.metrics.summary import Summary
 from offbeat.metrics.trace import trace_file
-from offbeat.metrics.writer import RunFolder, metrics_file, read_metrics, samples_file
+from offbeat.metrics.writer import RunFolder, read_metrics
 from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.showing import activity, header
 from offbeat.stages import RunStages, Sampled
@@ -47,7 +50,7 @@ class RunResult:
     checkpoint: Path | None
     """The newest checkpoint."""
     interrupted: bool
-    """True when the run was told to stop before its last step."""
+    """True when the run was told to stop before its last step, or before the evaluation after it."""
 
 
 async def train_part(
@@ -59,16 +62,9 @@ async def train_part(
     recorded = read_metrics(folder) if first else []
     history = [record for record in recorded if record["step"] < first]
     # A line that is written anew held these points: they are measured again.
-    again = any(record["step"] == first and any(key.startswith("eval/") for key in record) for record in recorded)
-    resumed_at = None if checkpoint is None else (first, checkpoint.state.journal)
+    again = evaluated_at(first, recorded)
     interrupt = Interrupt(asyncio.current_task(), display.warn)
-    with (
-        interrupt.installed(),
-        metrics_file(folder, next_step=first) as metrics,
-        samples_file(folder, next_step=first) as samples,
-        open_journal(folder.journal, resumed_at=resumed_at) as journal,
-        trace_file(folder) as trace,
-    ):
+    with interrupt.installed(), ExitStack() as files, trace_file(folder) as trace:
         timeline = Timeline(heard=trace.add)
         display.begin(header(prepared), history)
         display.phase("starting processes")
@@ -83,16 +79,31 @@ async def train_part(
             ) as trackers,
             start(prepared, folder, timeline) as system,
         ):
-            recorder = RunRecorder(
-                metrics, samples, display, timeline, updates_at={}, history=history, trackers=trackers
-            )
-            stages = _stages(
-                prepared, system, folder, recorder, journal, checkpoint, evaluate_first=again, started_s=started_s
-            )
 
-            async def main() -> None:
-                await _bring_to_start(prepared, system, checkpoint, display, recorder)
-                _leave_other_line(folder, checkpoint, display)
+            async def main() -> tuple[RunStages, RunRecorder]:
+                updates = await _bring_to_start(prepared, system, checkpoint, display, timeline)
+                line = files.enter_context(
+                    open_line(folder, checkpoint, display.warn, max_staleness=prepared.config.max_staleness)
+                )
+                recorder = RunRecorder(
+                    line.metrics,
+                    line.samples,
+                    display,
+                    timeline,
+                    updates_at=updates,
+                    history=history,
+                    trackers=trackers,
+                )
+                stages = _stages(
+                    prepared,
+                    system,
+                    folder,
+                    recorder,
+                    line.journal,
+                    checkpoint,
+                    again=again,
+                    started_s=started_s,
+                )
                 folder.write_config(prepared.config.model_dump(mode="json"))
                 interrupt.finish = stages.stop
                 display.phase("first weight sync")
@@ -103,9 +114,10 @@ async def train_part(
                     case 1:
                         await one_step(stages)
                 await stages.finish()
+                return stages, recorder
 
             async with activity(system, display):
-                await unless_a_worker_dies(main(), system.workers)
+                stages, recorder = await unless_a_worker_dies(main(), system.workers)
             recorder.finish(stages.version, stages.version)
             return _result(prepared, folder, stages, recorder, display)
 
@@ -118,7 +130,7 @@ def _stages(
     journal: Journal,
     checkpoint: Checkpoint | None,
     *,
-    evaluate_first: bool,
+    again: frozenset[str],
     started_s: float,
 ) -> RunStages:
     config = prepared.config
@@ -137,7 +149,7 @@ def _stages(
             system.engine,
             system.reward,
             recorder,
-            also_at=frozenset({version}) if evaluate_first else frozenset(),
+            also={version: again},
         ),
         saver=RunSaver(
             config,
@@ -150,6 +162,9 @@ def _stages(
             inputs=prepared.inputs,
             started_s=started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
+            saved=checkpoint.folder if checkpoint else None,
+            sync_lines=recorder.sync,
+            parity=lambda: system.weights.probes.baseline,
             warn=recorder.display.warn,
         ),
         recorder=recorder,
@@ -157,32 +172,30 @@ def _stages(
         timeline=recorder.timeline,
         remaining=range(first, config.steps),
         version=version,
+        saved_version=version if checkpoint else -1,
     )
 
 
-def _leave_other_line(folder: RunFolder, checkpoint: Checkpoint | None, display: Display) -> None:
-    """Once the older checkpoint is loaded, those after it are of a line that is given up."""
-    if checkpoint is not None:
-        for path in CheckpointStore(folder.checkpoints).set_aside(checkpoint.step):
-            display.warn(f"a checkpoint that is not continued is now {path.name}; remove it if you like")
-
-
 async def _bring_to_start(
-    prepared: Prepared, system: System, checkpoint: Checkpoint | None, display: Display, recorder: RunRecorder
-) -> None:
-    """The trainer's weights as they are before the first step: a checkpoint's, or warmed up, or the model's own."""
+    prepared: Prepared, system: System, checkpoint: Checkpoint | None, display: Display, timeline: Timeline
+) -> dict[int, int]:
+    """The trainer's weights as they are before the first step: a checkpoint's, or warmed up, or the model's own.
+
+    Returns weights version → optimizer updates, of that one version.
+    """
     if checkpoint is not None:
         display.phase(f"loading {checkpoint.folder.name}")
-        with recorder.timeline.span("trainer", "load", category="start"):
+        with timeline.span("trainer", "load", category="start"):
             await system.trainer.load(str(checkpoint.folder / "trainer-0"))
+        system.weights.probes.baseline = checkpoint.state.parity
     elif prepared.warmup is not None:
-        with recorder.timeline.span("trainer", "warmup"):
+        with timeline.span("trainer", "warmup"):
             await warm_up(prepared, system, display)
     description = await system.trainer.describe()
     expected = checkpoint.state.weights_version if checkpoint else 0
     if description.weights_version != expected:
         raise RunError(f"the trainer is at version {description.weights_version}, the checkpoint at {expected}")
-    recorder.updates_at[expected] = description.optimizer_updates
+    return {expected: description.optimizer_updates}
 
 
 async def warm_up(prepared: Prepared, system: System, display: Display) -> None:
@@ -200,10 +213,15 @@ def _result(
     prepared: Prepared, folder: RunFolder, stages: RunStages, recorder: RunRecorder, display: Display
 ) -> RunResult:
     config = prepared.config
-    interrupted = stages.stopping and stages.version < config.steps
+    interrupted = stages.stopping and not stages.done
     saver = stages.saver
     assert isinstance(saver, RunSaver)
-    outcome = f"interrupted after {stages.version} of {config.steps} steps, saved" if interrupted else "done"
+    where = (
+        f"after {stages.version} of {config.steps} steps"
+        if stages.version < config.steps
+        else "before the last evaluation"
+    )
+    outcome = f"interrupted {where}, saved" if interrupted else "done"
     display.finish(
         Summary(
             outcome=outcome,

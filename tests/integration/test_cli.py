@@ -217,7 +217,8 @@ def test_check_shows_prompt_ids_stops_arithmetic_and_memory_and_starts_nothing(p
     for pattern in (
         r"^model   model · qwen3 · 16k parameters$",
         r"^memory  about [\d.]+ [MG]iB for the trainer, [\d.]+ [MG]iB for each engine$",
-        r"^disk    about [\d.]+ [KM]iB for a checkpoint · 2 are kept, and one more while it is saved$",
+        r"^disk    about [\d.]+ [KM]iB for a checkpoint · 2 are kept, and one more while it is saved · saved after "
+        r"each step$",
         r"^batch   2 prompts × 4 = 8 samples → 2 updates → 1 version; lag 1$",
         r"^engines 1 × hf · float32 · weights over gloo on 127\.0\.0\.1$",
         r"^data    data: 12 rows · 0 too long · 6\.0 steps per epoch · rewards rewards\.py:length × 1$",

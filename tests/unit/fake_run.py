@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ import numpy as np
 from offbeat.checkpoint import CheckpointStore
 from offbeat.config import parse_config
 from offbeat.evaluate import EvalResult, EvalSet
-from offbeat.journal import Journal, open_journal
+from offbeat.journal import Journal
+from offbeat.line import open_line
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
 from offbeat.metrics.display import SilentDisplay
 from offbeat.metrics.spans import Timeline
-from offbeat.metrics.writer import RunFolder, metrics_file, samples_file
+from offbeat.metrics.writer import RunFolder
 from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.rpc.messages import UpdateResult
 from offbeat.stages import RunStages
@@ -119,6 +120,8 @@ class FakeRun:
     saver: type[RunSaver] = RunSaver
     engine: type[UnevenEngine] = UnevenEngine
     lives: list[Life] = field(default_factory=list[Life])
+    warned: list[str] = field(default_factory=list[str])
+    also: Mapping[int, Collection[str]] = field(default_factory=dict[int, "Collection[str]"])
 
     def __post_init__(self) -> None:
         self.uneven = random.Random(self.seed)
@@ -137,25 +140,21 @@ class FakeRun:
             }
         )
 
-    async def live(self) -> None:
+    async def live(self, step: int | None = None) -> None:
+        """One life, from the newest checkpoint or that of `step`."""
         store = CheckpointStore(self.folder.checkpoints)
-        checkpoint, skipped = store.latest()
+        checkpoint, skipped = store.latest() if step is None else (store.at(step), [])
         assert skipped == []
         first = checkpoint.step if checkpoint else 0
-        resumed_at = None if checkpoint is None else (first, checkpoint.state.journal)
         life = Life(self, first)
         self.lives.append(life)
         if checkpoint is not None:
             await life.trainer.load(str(checkpoint.folder / "trainer-0"))
-        with (
-            metrics_file(self.folder, next_step=first) as metrics,
-            samples_file(self.folder, next_step=first) as samples,
-            open_journal(self.folder.journal, resumed_at=resumed_at) as journal,
-        ):
+        with open_line(self.folder, checkpoint, self.warned.append, max_staleness=self.max_staleness) as line:
             updates = {life.world.trainer_version: life.world.trainer_version}
             recorder = RunRecorder(
-                metrics,
-                samples,
+                line.metrics,
+                line.samples,
                 SilentDisplay(),
                 life.timeline,
                 updates_at=updates,
@@ -163,7 +162,7 @@ class FakeRun:
                 trackers=Trackers(self.config, self.folder.path, next_step=first),
             )
             life.evaluations = recorder.evaluations
-            life.stages = self._stages(life, recorder, store, journal)
+            life.stages = self._stages(life, recorder, store, line.journal)
             await (on_policy, one_step)[self.max_staleness](life.stages)
             await life.stages.finish()
             recorder.finish(life.stages.version, life.stages.version)
@@ -180,7 +179,7 @@ class FakeRun:
             reward=reward,
             trainer=life.trainer,
             weights=life.weights,
-            evaluations=RunEvaluations(self.config, held, life.engine, reward, recorder),
+            evaluations=RunEvaluations(self.config, held, life.engine, reward, recorder, also=self.also),
             saver=self.saver(
                 self.config,
                 store,
@@ -191,6 +190,7 @@ class FakeRun:
                 data="rows",
                 inputs={"rewards.py": "digest"},
                 started_s=0.0,
+                sync_lines=recorder.sync,
             ),
             recorder=recorder,
             journal=journal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         change("samples.jsonl", lambda lines: [*lines[:-1], {**lines[-1], "step": 0}]),
         "1 samples that the journal does not have at their step",
     ),
+    "samples missing in the middle": (
+        change("samples.jsonl", lambda lines: [one for one in lines if one["step"] != 1]),
+        "samples.jsonl lacks 2 samples that the journal has, the first of step 1",
+    ),
     "a step trained twice": (change("journal.jsonl", lambda lines: [*lines, lines[-1]]), "where step 3 was due"),
     "a step too stale": (
         change("journal.jsonl", lambda lines: [{**e, "versions": {"0": 2}} if "versions" in e else e for e in lines]),
@@ -150,6 +155,65 @@ def test_half_a_line_of_a_killed_process_is_no_problem(run: Path) -> None:
     for name in ("journal.jsonl", "samples.jsonl", "metrics.jsonl"):
         with (run / name).open("a") as file:
             file.write('{"event":"issued","st')
+    assert examine(RunFolder.open(run)).problems == []
+
+
+@pytest.mark.parametrize("half", [b'{"prompt": "\xe5\x8d', b"3", b'{"step": 2, "event": "\xc3'])
+def test_half_a_line_may_end_within_a_character(run: Path, half: bytes) -> None:
+    for name in ("journal.jsonl", "samples.jsonl", "metrics.jsonl"):
+        with (run / name).open("ab") as file:
+            file.write(half)
+    assert examine(RunFolder.open(run)).problems == []
+
+
+def test_what_a_run_writes_while_it_is_examined_is_no_problem(run: Path) -> None:
+    """The journal is read first: metrics and samples may be steps ahead of it by then."""
+    change("metrics.jsonl", lambda lines: [*lines, *({"step": step, "reward_mean": 0.5} for step in (3, 4))])(run)
+    new = [
+        {"step": step, "eval": None, "prompt_id": f"data/{step}", "epoch": 0, "sample_index": 0} for step in (3, 3, 4)
+    ]
+    change("samples.jsonl", lambda lines: [*lines, *new])(run)
+    assert examine(RunFolder.open(run)).problems == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_left_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one is pruned between the list of folders and the last of its files."""
+    save(RunFolder.open(run), 2)
+    folder = run / "checkpoints" / "step-2"
+    is_file = Path.is_file
+
+    def pruned_after(self: Path, **options: Any) -> bool:
+        found = is_file(self, **options)
+        if self == folder / "model.bin":
+            shutil.rmtree(folder)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", pruned_after)
+    found = examine(RunFolder.open(run))
+    assert found.problems == []
+    assert [name for name, _ in found.rows if name.startswith("step-")] == ["step-3"]
+
+
+def test_a_file_that_the_disk_does_not_give_makes_a_checkpoint_unusable_and_an_older_one_is_taken(run: Path) -> None:
+    """A loop of links stands for it: reading gives an error that is no missing file."""
+    save(RunFolder.open(run), 2)
+    record = run / "checkpoints" / "step-3" / "complete.json"
+    record.unlink()
+    record.symlink_to(record)
+    newest, skipped = CheckpointStore(run / "checkpoints").latest()
+    assert (newest and newest.step, len(skipped)) == (2, 1)
+    assert "step-3: it cannot be read" in skipped[0]
+    assert "a resume skips it" in row(examine(RunFolder.open(run)), "step-3")
+
+
+def test_samples_of_the_last_step_may_be_missing_and_of_older_ones_once_the_file_has_moved(run: Path) -> None:
+    change("samples.jsonl", lambda lines: lines[:-1])(run)
+    assert examine(RunFolder.open(run)).problems == []
+    change("samples.jsonl", lambda lines: lines[3:])(run)
+    assert examine(RunFolder.open(run)).problems == [
+        "samples.jsonl lacks 2 samples that the journal has, the first of step 0"
+    ]
+    write_lines(run / "samples.older.jsonl", [])
     assert examine(RunFolder.open(run)).problems == []
 
 

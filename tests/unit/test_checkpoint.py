@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,30 @@ def test_the_newest_complete_checkpoint_is_found_and_older_ones_are_pruned_after
     assert (found.step, skipped) == (10, [])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-2"]
     assert (found.folder / "trainer-0" / "model.bin").read_text() == "weights 10"
+
+
+def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint_and_the_next_save_clears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    remove = shutil.rmtree
+
+    def cut_short(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            (path / "complete.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            save(store, 2, keep_last=1)
+    assert remove is shutil.rmtree
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".removing-step-1", "step-2"]
+    found, skipped = store.latest()
+    assert (found and found.step, skipped) == (2, [])
+    save(store, 3, keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
 
 
 def test_foreign_folders_and_files_are_left_alone_B047(tmp_path: Path) -> None:

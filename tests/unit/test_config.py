@@ -179,6 +179,22 @@ def test_an_unknown_recipe_or_engine_lists_the_choices_B106(name: str) -> None:
     assert "'hf'" in problems(with_key("rollout.engine", name))[0]
 
 
+def test_another_recipe_for_a_config_that_has_every_value_is_refused_unless_its_values_are_given_too() -> None:
+    """`offbeat resume RUN recipe=dr_grpo`, `offbeat.run(config, "recipe=dr_grpo")`: it would be a name and no more."""
+    resolved = parse_config(MINIMAL).model_dump(mode="json")
+    (text,) = problems(resolved, "recipe=dr_grpo", "loss.clip_low=0.1")
+    assert text.startswith("recipe = 'dr_grpo': every value is set here already")
+    assert text.endswith("set what it stands for, too: loss.aggregation=constant loss.scale_by_std=false.")
+    values = text.rstrip(".").split(": ")[-1].split()
+    config = parse_config(resolved, ["recipe=dr_grpo", *values])
+    assert config == parse_config({**MINIMAL, "recipe": "dr_grpo"})
+    back = config.model_dump(mode="json")
+    (text,) = problems(back, "recipe=grpo")
+    assert "loss.aggregation=token_mean loss.scale_by_std=true" in text
+    assert parse_config(back, ["recipe=dr_grpo", "loss.aggregation=token_mean"]).loss.aggregation == "token_mean"
+    assert parse_config(MINIMAL, ["recipe=dr_grpo"]).loss.aggregation == "constant", "a file has what was given only"
+
+
 def test_a_recipe_sets_fields_and_the_file_overrides_them() -> None:
     plain = parse_config({**MINIMAL, "recipe": "dr_grpo"})
     assert (plain.loss.scale_by_std, plain.loss.aggregation) == (False, "constant")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import weakref
 from collections import Counter
@@ -15,7 +16,12 @@ from typing import Any
 import pytest
 from fake_run import PROMPTS, SAMPLES, FakeRun, UnevenEngine
 
+from offbeat.aftermath import saved
 from offbeat.checkpoint import CheckpointStore, State
+from offbeat.commands.train import resume
+from offbeat.errors import ConfigError
+from offbeat.metrics.display import SilentDisplay
+from offbeat.metrics.evaluation import evaluated_at
 from offbeat.recording import RunSaver
 from offbeat.testing.virtual_time import run_in_virtual_time
 from offbeat.types import GenerateRequest, Rollout, Sampling
@@ -240,3 +246,33 @@ def test_on_policy_samples_carry_the_trainers_own_version_and_no_other(memory_pa
         assert lags[: PROMPTS * SAMPLES] == [0] * PROMPTS * SAMPLES
         assert set(lags[PROMPTS * SAMPLES :]) == {staleness}
         assert all(a.ended_s <= b.started_s for a, b in pairwise(run.lives[0].world.named("sync")))
+
+
+def test_an_evaluation_after_the_last_step_that_was_lost_is_made_by_the_resume(memory_path: Path) -> None:
+    """Killed between the last checkpoint and the last line: all steps are saved, the number is not."""
+    run = FakeRun(memory_path, steps=4, max_staleness=1, eval_every=3, save_every=0)
+    run.folder.write_config(run.config.model_dump(mode="json"))
+    assert live(run)
+    whole = run.metrics()
+    assert evaluated_at(4, whole) == {"held"}
+    assert saved(run.folder, 4).startswith("all 4 steps")
+    with pytest.raises(ConfigError, match="has done all its 4 steps"):
+        resume(run.path, (), display=SilentDisplay())
+    run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in whole[:-1]))
+    assert "the last evaluation is missing" in saved(run.folder, 4)
+    with pytest.raises(ConfigError) as refused:  # for want of a model; it would have gone on
+        resume(run.path, (), display=SilentDisplay())
+    assert "has done all" not in str(refused.value)
+    assert live(run)
+    assert run.metrics() == whole
+    (life, result) = (run.lives[-1], run.lives[-1].evaluations)
+    assert ([one.version for one in result], life.trainer.learned) == ([4], run.learned())
+    assert life.prompts.read == []
+
+
+def test_only_the_sets_whose_points_are_cut_are_measured_again(memory_path: Path) -> None:
+    records = [{"step": 3, "eval/a/avg@1": 0.5}, {"step": 4, "eval/b/avg@1": 0.5, "eval/b/pass@1": 0.1}, {"step": 4}]
+    assert evaluated_at(4, records) == {"b"}
+    run = FakeRun(memory_path, steps=4, max_staleness=1, eval_every=0, save_every=0, also={1: {"held"}, 2: {"other"}})
+    assert live(run)
+    assert [one.version for one in run.lives[0].evaluations] == [0, 1, 4]

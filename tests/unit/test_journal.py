@@ -229,15 +229,6 @@ WRONG: dict[str, tuple[Callable[[list[AnyEvent]], list[AnyEvent]], str]] = {
         ],
         "published version 9 instead of 2",
     ),
-    "other samples after a resume": (
-        lambda events: [
-            *events,
-            Issued(step=3, time=0.0, samples=(("data/6", 0, (0,)),)),
-            Dropped(step=3, time=0.0, reason=INTERRUPTED),
-            Issued(step=3, time=0.0, samples=(("data/7", 0, (0,)),)),
-        ],
-        "issued again with other samples",
-    ),
     "one sample twice in a step": (
         lambda events: [*events, Issued(step=3, time=0.0, samples=(("data/6", 0, (0, 0)),))],
         "1 samples twice",
@@ -280,10 +271,67 @@ def test_a_journal_that_is_shorter_than_its_checkpoint_saw_is_said(tmp_path: Pat
 
 
 def test_samples_older_than_allowed_are_said() -> None:
-    assert staleness_problems({0: {0: 4}, 1: {0: 4}, 2: {1: 4}}, 1) == []
-    (problem,) = staleness_problems({0: {0: 4}, 3: {1: 2, 2: 2}}, 1)
+    assert staleness_problems({0: {0: 4}, 1: {0: 4}, 2: {1: 4}}, {}, 1) == []
+    (problem,) = staleness_problems({0: {0: 4}, 3: {1: 2, 2: 2}}, {}, 1)
     assert "step 3 trained on samples 1 to 2 versions behind" in problem
-    assert staleness_problems({3: {4: 1}}, 1) != [], "newer than the weights there were"
+    assert staleness_problems({3: {4: 1}}, {}, 1) != [], "newer than the weights there were"
+    assert staleness_problems({1: {0: 4}, 2: {2: 4}}, {1: 1, 2: 0}, 0) == [], "each step by what was allowed then"
+    assert staleness_problems({1: {0: 4}, 2: {1: 4}}, {1: 1, 2: 0}, 1) != []
+
+
+def test_a_resume_may_ask_for_another_staleness_and_for_other_samples_of_the_step_in_flight(tmp_path: Path) -> None:
+    """`offbeat resume RUN max_staleness=0 samples_per_prompt=4`, one step off-policy before; and back again."""
+    path = tmp_path / "journal.jsonl"
+
+    def sampled(journal: Journal, step: int, version: int) -> None:
+        rollouts = [msgspec.structs.replace(one.rollout, versions=((version, 3),)) for one in scored_samples(step)]
+        journal.generated(step, rollouts)
+
+    with open_journal(path, max_staleness=1) as journal:
+        journal.issued(0, requests(0))
+        sampled(journal, 0, 0)
+        journal.issued(1, requests(1))
+        sampled(journal, 1, 0)
+        train(journal, 0)
+        train(journal, 1)
+        journal.issued(2, requests(2))
+        sampled(journal, 2, 1)
+        offset = journal.mark()
+    with open_journal(path, resumed_at=(2, offset), max_staleness=0) as journal:
+        more = [msgspec.structs.replace(request, seeds=tuple(range(4))) for request in requests(2)]
+        journal.issued(2, more)
+        sampled(journal, 2, 2)
+        train(journal, 2)
+        offset = journal.mark()
+    with open_journal(path, resumed_at=(3, offset), max_staleness=1) as journal:
+        journal.issued(3, requests(3))
+        sampled(journal, 3, 2)
+        train(journal, 3)
+    found = told(path)
+    assert (found.problems, found.lost) == ([], 0)
+    assert (found.issued, found.trained) == (4 + 4 + 8 + 4, 4 + 4 + 8 + 4)
+    assert found.max_staleness == {0: 1, 1: 1, 2: 0, 3: 1}
+    for config in (0, 1):
+        assert staleness_problems(found.versions, found.max_staleness, config) == []
+
+
+def test_a_step_that_an_earlier_resume_has_superseded_is_not_in_flight(tmp_path: Path) -> None:
+    """What a second resume calls interrupted is of the surviving line, which an earlier resume had shortened."""
+    path = tmp_path / "journal.jsonl"
+    with open_journal(path) as journal:
+        journal.issued(0, requests(0))
+        train(journal, 0)
+        first = journal.mark()
+        for step in (1, 2, 3):
+            journal.issued(step, requests(step))
+    with open_journal(path, resumed_at=(1, first)) as journal:
+        journal.issued(1, requests(1))
+        train(journal, 1)
+        second = journal.mark()
+    with open_journal(path, resumed_at=(2, second)):
+        pass
+    drops = [event for _, event in read_journal(path) if isinstance(event, Dropped) and event.reason == INTERRUPTED]
+    assert drops == []
 
 
 @settings(max_examples=60, deadline=None)

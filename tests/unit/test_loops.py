@@ -103,6 +103,7 @@ def run(
     first: int = 0,
     during: Callable[[RunStages, Trained], None] | None = None,
     stop_at_s: float | None = None,
+    then: Callable[[RunStages], None] | None = None,
 ) -> Recorded:
     world = World(trainer_version=first)
     into = Recorded(world)
@@ -143,9 +144,28 @@ def run(
         await loop(stages)
         await stages.finish()
         into.elapsed_s = asyncio.get_running_loop().time()
+        if then is not None:
+            then(stages)
 
     run_in_virtual_time(main())
     return into
+
+
+@pytest.mark.parametrize(("loop", "staleness"), [(on_policy, 0), (one_step, 1)])
+def test_stopped_in_the_last_step_a_run_is_not_done_and_its_resume_only_syncs_and_evaluates(
+    loop: Callable[[loops.Stages[Sampled]], Any], staleness: int
+) -> None:
+    done: list[bool] = []
+
+    def stop(stages: RunStages, trained: Trained) -> None:
+        if trained.step == STEPS - 1:
+            stages.stop()
+
+    into = run(loop, staleness, during=stop, then=lambda stages: done.append(stages.done))
+    assert (into.evaluated, into.saved, done) == ([0, 2, 4], [STEPS], [False])
+    into = run(loop, staleness, first=STEPS, then=lambda stages: done.append(stages.done))
+    assert (into.evaluated, into.trained, done) == ([STEPS], [], [False, True])
+    assert [len(into.world.named(name)) for name in ("sync", "generate", "train")] == [1, 0, 0]
 
 
 def expected_rows(step: int) -> tuple[int, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from sample_values import scored
 
-from offbeat.metrics.alarms import HISTORY, alarms
+from offbeat.metrics.alarms import HISTORY, Watch
 from offbeat.metrics.records import sample_statistics, seconds_per_token
 
 Record = dict[str, Any]
@@ -21,12 +21,8 @@ GROUPS, SAMPLES = 8, 8
 
 def told(history: Iterable[Record]) -> dict[str, tuple[int, str]]:
     """Kind of alarm → (step, text) at its first time, as a display tells them."""
-    seen, found = list[Record](), dict[str, tuple[int, str]]()
-    for record in history:
-        seen.append(record)
-        for alarm in alarms(seen[-HISTORY:]):
-            found.setdefault(alarm.kind, (record["step"], alarm.text))
-    return found
+    watch = Watch()
+    return {alarm.kind: (record["step"], alarm.text) for record in history for alarm in watch.add(record)}
 
 
 def ramp(start: float, end: float, scale: float, step: int) -> float:
@@ -110,6 +106,69 @@ def test_entropy_that_is_gone_because_the_task_is_learnt_is_no_alarm() -> None:
     assert told(run(rng, learnt)) == {}
 
 
+def test_entropy_that_collapses_slowly_is_told_too() -> None:
+    """From 1.2 to .01 in some 600 steps: never by a twentieth within the last 200."""
+    rng = random.Random(9)
+    slow = {
+        "entropy": lambda step: max(0.01, 1.2 * 0.992**step),
+        "reward/correct": lambda step: min(0.35, 0.2 + step / 1000) + rng.gauss(0, 0.02),
+        "reward_std/correct": 0.46,
+        "reward/boxed": 0.9,
+    }
+    found = told(run(rng, slow, steps=700))
+    assert set(found) == {"entropy-collapsed"}
+    assert found["entropy-collapsed"][0] >= 350
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_healthy_run_of_many_steps_gives_no_alarm(seed: int) -> None:
+    """Its entropy is gone at the end, and the reward stands: it was spent on what is learnt."""
+    assert told(run(random.Random(seed), steps=900)) == {}
+
+
+def penalties(rng: random.Random, mean: Callable[[int], float], steps: int = 150) -> Iterator[Record]:
+    """Rewards from -1 (wrong) to 0: their best mean is never above `NEAR_ZERO`."""
+    for record in run(rng, {"entropy": 0.6}, steps=steps):
+        value = min(0.0, max(-1.0, mean(record["step"]) + rng.gauss(0, 0.05)))
+        kept = {key: one for key, one in record.items() if not key.startswith("reward")}
+        yield {**kept, "reward_errors": 0, "reward_mean": value, "reward_std": math.sqrt(-value * (1 + value) + 1e-6)}
+
+
+def test_a_fall_of_a_reward_that_is_a_penalty_is_told() -> None:
+    found = told(penalties(random.Random(10), lambda step: ramp(-0.8, -0.2, 20, step) if step < 90 else -0.75))
+    assert set(found) == {"reward-fell"}
+    step, text = found["reward-fell"]
+    assert 90 <= step <= 95
+    assert "the reward has fallen, from -.1" in text
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "mean",
+    [lambda step: ramp(-0.8, -0.05, 30, step), lambda step: -0.5, lambda step: -0.3 - step / 3000],
+    ids=["rises", "stands", "falls a little"],
+)
+def test_a_penalty_that_does_not_fall_is_no_fall(mean: Callable[[int], float], seed: int) -> None:
+    assert told(penalties(random.Random(seed), mean, steps=400)) == {}
+
+
+def test_a_function_that_always_fails_hides_no_constant_one() -> None:
+    failing = {
+        "reward/correct": 0.0,
+        "reward_std/correct": 0.0,
+        "reward_errors": GROUPS * SAMPLES,
+        "reward_errors/correct": GROUPS * SAMPLES,
+        "reward/boxed": 1.0,
+        "reward_std/boxed": 0.0,
+    }
+    kinds = set(told(run(random.Random(11), failing, steps=10)))
+    assert kinds == {"reward-errors", "constant-reward/boxed"}
+    some = scored(parts={"a.py:f": 0.0, "a.py:g": 1.0}, errors=("a.py:f: ValueError", "a.py:f: again"))
+    statistics_of = sample_statistics([some, scored(parts={"a.py:f": 0.0, "a.py:g": 1.0})])
+    assert (statistics_of["reward_errors"], statistics_of["reward_errors/f"]) == (2, 2)
+    assert "reward_errors/g" not in statistics_of
+
+
 def gaps(*values: float) -> list[Record]:
     return [{"step": i, "reward_mean": 0.5, "logprob_gap_mean": value} for i, value in enumerate(values)]
 
@@ -121,6 +180,19 @@ def test_a_gap_that_grows_is_told_and_one_high_probe_is_not() -> None:
     assert told(gaps(1e-3, 1e-3, 1e-3, 1e-3, 5e-2, 1e-3, 1e-3)) == {}
     assert told(gaps(2e-7, 2e-7, 2e-7, 8e-7, 9e-7, 9e-7)) == {}  # the last bits of float32
     assert told(gaps(1e-3, 1e-3, 5e-3, 6e-3, 7e-3)) == {}  # too few to tell
+
+
+def test_a_gap_that_grows_is_told_however_far_apart_the_probes_are() -> None:
+    """`parity_every = 80`: the last 200 records hold two or three probes."""
+
+    def probes(step: int) -> float | None:
+        return 1e-3 * 2 ** (step / 160) if step % 80 == 0 else None
+
+    found = told(run(random.Random(8), {"logprob_gap_mean": probes}, steps=800))
+    assert set(found) == {"gap-grew"}
+    step, text = found["gap-grew"]
+    assert step >= 400 > HISTORY
+    assert "rose from 1.5e-03 to" in text
 
 
 def test_a_reward_that_never_varies_is_told_once_for_each_function() -> None:
@@ -208,7 +280,10 @@ def test_an_engines_seconds_are_for_a_token_of_its_longest_sample_and_need_a_sec
 
     first = [sample("engine-0", 1.0, 3.0, 4), sample("engine-0", 2.0, 9.0, 16)]
     assert seconds_per_token(first) == {}
-    both = [*first, sample("engine-1", 1.0, 5.0, 2), sample("engine-1", 1.0, 2.0, 0)]
+    fewer = [*first, sample("engine-1", 1.0, 5.0, 2)]
+    assert seconds_per_token(fewer) == {}, "engine-0 has a sample more, so it takes longer"
+    assert seconds_per_token([*fewer, sample("engine-2", 1.0, 3.0, 2)]) == {"engine-1": 2.0, "engine-2": 1.0}
+    both = [*fewer, sample("engine-1", 1.0, 2.0, 0)]
     assert seconds_per_token(both) == {"engine-0": 0.5, "engine-1": 2.0}
     assert sample_statistics(both)["engine_seconds_per_token/engine-1"] == 2.0
 

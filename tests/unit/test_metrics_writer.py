@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import math
+import os
+import resource
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +265,33 @@ def test_a_line_that_does_not_fit_on_the_disk_is_not_there_at_all_and_the_next_m
     assert disk.getvalue() == b"twelve bytes"
     write_whole(disk, b"and few", path)
     assert disk.getvalue() == b"twelve bytesand few"
+
+
+def test_a_rewrite_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "text": "{"x" * 100_000}"}}\n' for step in range(20)))
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    too_large = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            JsonLines(path, next_step=19)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, too_large)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_look_at_the_lock_in_the_very_moment_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    """`offbeat report` holds it, shared, while it looks whether the run is training."""
+    folder = RunFolder.create("run", run_dir=tmp_path / "run")
+    with (folder.path / ".lock").open("a+") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        threading.Timer(0.05, fcntl.flock, (look, fcntl.LOCK_UN)).start()
+        with folder.locked():
+            assert (folder.path / ".lock").read_text() == str(os.getpid())
+        fcntl.flock(look, fcntl.LOCK_SH)
+        with pytest.raises(ConfigError, match="is in use by another offbeat"), folder.locked():
+            pass

@@ -36,7 +36,7 @@ LEVELS: tuple[set[str], ...] = (
     {"environments", "report", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
     {"stages", "saved_models", "export"},
-    {"loops", "recording", "interrupt", "aftermath", "supervision"},
+    {"loops", "line", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},
     {"showing"},
     {"training"},

@@ -1,9 +1,12 @@
-"""Saving: what is told when it takes long."""
+"""Saving: what is told when it takes long, and what must be safe before."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ import pytest
 
 from offbeat.checkpoint import CheckpointStore
 from offbeat.config import parse_config
+from offbeat.errors import RunError
 from offbeat.journal import Journal
+from offbeat.metrics.writer import JsonLines
 from offbeat.recording import RunSaver
+from offbeat.weights.parity import Baseline
 
 CONFIG = {
     "model": "fake",
@@ -20,6 +26,8 @@ CONFIG = {
     "prompts_per_step": 4,
     "data": [{"source": "rows.jsonl", "rewards": {"fake:fake": 1.0}}],
 }
+
+BASELINE = Baseline("bfloat16", 0.02, 1)
 
 
 class SlowDisk:
@@ -49,6 +57,7 @@ def test_a_save_that_waits_for_the_disk_is_told_of_once_and_a_quick_one_is_not(
         data="",
         inputs={"rewards.py": "digest"},
         started_s=0.0,
+        parity=lambda: BASELINE,
         warn=heard.append,
         slow_s=0.2,
     )
@@ -58,10 +67,59 @@ def test_a_save_that_waits_for_the_disk_is_told_of_once_and_a_quick_one_is_not(
         await asyncio.sleep(0.3)
 
     asyncio.run(body())
-    assert CheckpointStore(tmp_path / "checkpoints").at(2).state.inputs == {"rewards.py": "digest"}
+    state = CheckpointStore(tmp_path / "checkpoints").at(2).state
+    assert (state.inputs, state.parity) == ({"rewards.py": "digest"}, BASELINE)
     assert len(heard) == told
     for text in heard:
         assert text.startswith(
             "the checkpoint of step 2 is still being saved after 0.2 s: the run waits for the disk of"
         )
         assert str(tmp_path / "checkpoints") in text
+
+
+def test_a_checkpoint_is_made_only_once_the_lines_before_it_are_safe(tmp_path: Path) -> None:
+    """Else a resume after a power cut would go on from a step of which metrics and samples are gone."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+
+    def saver(sync_lines: Callable[[], None]) -> RunSaver:
+        trainer: Any = SlowDisk(0)
+        return RunSaver(
+            parse_config(CONFIG),
+            store,
+            trainer,
+            write_tokenizer=lambda path: None,
+            journal=Journal(io.BytesIO()),
+            history=[],
+            data="",
+            inputs={},
+            started_s=0.0,
+            sync_lines=sync_lines,
+        )
+
+    def full() -> None:
+        assert store.steps() == []
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with pytest.raises(RunError, match=r"checkpoint of step 2 cannot be saved: .*no space left"):
+        asyncio.run(saver(full).save(2, 2))
+    assert store.steps() == []
+    synced = list[list[int]]()
+    asyncio.run(saver(lambda: synced.append(store.steps())).save(2, 2))
+    assert (synced, store.steps()) == ([[]], [2])
+
+
+def test_lines_are_synced_file_and_name_also_when_the_file_moves_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    with JsonLines(tmp_path / "samples.jsonl", limit_bytes=10, older=tmp_path / "older.jsonl") as lines:
+        lines.write({"text": "more than ten bytes"})
+        first = (tmp_path / "samples.jsonl").stat().st_ino
+        assert synced == []
+        lines.write({"text": "more"})
+        assert (tmp_path / "older.jsonl").stat().st_ino == first
+        assert first in synced
+        synced.clear()
+        lines.sync()
+        assert synced == [(tmp_path / "samples.jsonl").stat().st_ino, tmp_path.stat().st_ino]

@@ -9,7 +9,7 @@ from offbeat.errors import WeightSyncError
 from offbeat.rpc.messages import EngineDescription, TrainerDescription
 from offbeat.types import Rollout, Sampling
 from offbeat.weights.hello import check_collective, check_hello, check_versions
-from offbeat.weights.parity import check_gap, gap, tolerance
+from offbeat.weights.parity import Baseline, Probes, check_gap, gap, tolerance
 
 SAMPLING = Sampling(max_new_tokens=3, temperature=0.7)
 NUCLEUS = Sampling(max_new_tokens=3, top_p=0.9)
@@ -110,3 +110,49 @@ def test_an_engine_whose_version_does_not_move_is_an_error_B168() -> None:
     for wrong in (engine(version=3), engine(state="probing")):
         with pytest.raises(WeightSyncError, match="do not follow the trainer"):
             check_versions(4, {"engine-0": engine(), "engine-1": wrong})
+
+
+def probed(probes: Probes, versions: range, gap: float = 0.01) -> list[int]:
+    """The versions at which a run of these syncs probes."""
+    found: list[int] = []
+    for version in versions:
+        if probes.due(version, "bfloat16"):
+            found.append(version)
+            probes.passed(version, "bfloat16", gap)
+    return found
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(1, [*range(13)]), (4, [0, 4, 8, 12]), (0, [0])])
+def test_probes_come_at_the_first_sync_and_every_nth(every: int, wanted: list[int]) -> None:
+    assert probed(Probes(every), range(13)) == wanted
+
+
+@pytest.mark.parametrize("every", [0, 1, 4, 5])
+def test_a_resume_probes_its_first_sync_and_then_where_the_run_would_have(every: int) -> None:
+    unbroken = probed(Probes(every), range(30))
+    for saved_at in range(1, 29):
+        first = Probes(every)
+        probed(first, range(saved_at), gap=0.01)
+        # The version at hand may have been synced before the save or not: it is synced again in any case.
+        for extra in (0, 1):
+            probed(first, range(saved_at, saved_at + extra), gap=0.01)
+            resumed = Probes(every, first.baseline)
+            assert probed(resumed, range(saved_at, 30), gap=0.4) == sorted(
+                {saved_at, *(version for version in unbroken if version >= saved_at)}
+            )
+            assert resumed.baseline is not None
+            assert resumed.baseline.gap == 0.01, "the limit stays that of the first sync of the run"
+
+
+def test_a_baseline_of_another_dtype_is_not_gone_on_with() -> None:
+    probes = Probes(4, Baseline("float32", 1e-6, 8))
+    assert probes.due(9, "bfloat16")
+    assert probes.baseline is None
+    probes.passed(9, "bfloat16", 0.02)
+    assert probes.baseline == Baseline("bfloat16", 0.02, 9)
+
+
+def test_a_probe_whose_commit_failed_runs_again() -> None:
+    probes = Probes(4)
+    assert probed(probes, range(5)) == [0, 4]
+    assert probes.due(4, "bfloat16")

@@ -6,7 +6,7 @@ right also for a run that was killed, and, up to the step at hand, for one that 
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.journal import Account, SampleId, account, read_journal, staleness_problems
 from offbeat.metrics import figures
-from offbeat.metrics.writer import OLDER_SAMPLES, RunFolder, read_metrics
+from offbeat.metrics.writer import OLDER_SAMPLES, RunFolder, decode_line, read_metrics
 
 SHOWN = 20
 """Problems that are printed; the rest is counted."""
@@ -81,7 +81,7 @@ def examine(folder: RunFolder) -> Audit:
 def _journal_rows(result: Audit, config: Config) -> None:
     found = result.account
     result.problems += found.problems
-    result.problems += staleness_problems(found.versions, config.max_staleness)
+    result.problems += staleness_problems(found.versions, found.max_staleness, config.max_staleness)
     if found.lost:
         result.problems.append(f"{found.lost} samples of steps that are done were never trained nor dropped")
     dropped = " · ".join(f"{reason} {count:,}" for reason, count in sorted(found.dropped.items()))
@@ -98,73 +98,94 @@ def _journal_rows(result: Audit, config: Config) -> None:
     )
     lags = [step - version for step, versions in found.versions.items() for version in versions]
     if lags:
-        result.rows.append(("staleness", f"{min(lags)} to {max(lags)}, max_staleness {config.max_staleness}"))
+        result.rows.append(("staleness", f"{min(lags)} to {max(lags)}, max_staleness {_allowed(found, config)}"))
+
+
+def _allowed(found: Account, config: Config) -> str:
+    """`1`, or `1, 0` when a resume has changed it."""
+    given = [one for _, one in sorted(found.max_staleness.items()) if one is not None]
+    return ", ".join(map(str, dict.fromkeys(given or [config.max_staleness])))
 
 
 def _metrics_rows(result: Audit, folder: RunFolder) -> None:
     if not folder.metrics.is_file():
         return
     steps = [record["step"] for record in read_metrics(folder) if "reward_mean" in record]
+    result.rows.append(("metrics", f"{len(steps):,} steps"))
     told = result.account.next_step
+    if folder.journal.is_file():  # read before, so a run that trains may have written more since
+        steps = [step for step in steps if step < told]
     if steps != list(range(len(steps))):
         twice = sorted({step for step in steps if steps.count(step) > 1})
         absent = sorted(set(range(max(steps, default=0))) - set(steps))
         result.problems.append(f"metrics.jsonl has steps out of order: twice {twice[:5]}, missing {absent[:5]}")
     # A process can be killed between the two lines of one step.
-    elif folder.journal.is_file() and len(steps) not in (told, told - 1):
+    elif folder.journal.is_file() and len(steps) < told - 1:
         result.problems.append(f"metrics.jsonl ends at step {len(steps) - 1}, the journal at step {told - 1}")
-    result.rows.append(("metrics", f"{len(steps):,} steps"))
 
 
 def _samples_rows(result: Audit, folder: RunFolder) -> None:
     if not folder.journal.is_file():
         return
-    ends = result.account.trained_at | result.account.dropped_at
+    found = result.account
+    ends = found.trained_at | found.dropped_at
     seen: set[SampleId] = set()
-    strange, twice = 0, 0
+    recorded, strange, twice = Counter[int](), 0, 0
     for values in _training_samples(folder):
         key = (values["prompt_id"], values["epoch"], values["sample_index"])
-        if values["step"] >= result.account.next_step:
+        if not found.first_step <= values["step"] < found.next_step:
             continue
         strange += ends.get(key) != values["step"]
         twice += key in seen
         seen.add(key)
+        recorded[values["step"]] += 1
     if strange:
         result.problems.append(f"samples.jsonl has {strange} samples that the journal does not have at their step")
     if twice:
         result.problems.append(f"samples.jsonl has {twice} samples twice")
+    if not (folder.path / OLDER_SAMPLES).is_file():  # else the oldest are gone, as they should be
+        result.problems += _missing_samples(Counter(ends.values()), recorded, last=found.next_step - 1)
     result.rows.append(("recorded", f"{len(seen):,} training samples in samples.jsonl"))
+
+
+def _missing_samples(ended: Counter[int], recorded: Counter[int], *, last: int) -> list[str]:
+    """Of the last step they may be missing: a process can be killed before it has written them."""
+    short = [step for step in sorted(ended) if recorded[step] < ended[step] and step != last]
+    if not short:
+        return []
+    count = sum(ended[step] - recorded[step] for step in short)
+    return [f"samples.jsonl lacks {count} samples that the journal has, the first of step {short[0]}"]
 
 
 def _training_samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
     for path in (folder.path / OLDER_SAMPLES, folder.samples):
         if not path.is_file():
             continue
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open("rb") as file:
             for line in file:
-                try:
-                    values = json.loads(line)
-                except ValueError:
-                    continue  # half a line, of a process that was killed
-                if values.get("eval") is None:
+                # Half a line, of a process that was killed, may end within a character.
+                values = decode_line(line)
+                if values is not None and values.get("eval") is None:
                     yield values
 
 
 def _checkpoint_rows(result: Audit, folder: RunFolder) -> None:
-    store = CheckpointStore(folder.checkpoints)
-    newest, _ = store.latest()
-    for path in store.folders():
+    whole, unusable = False, list[tuple[str, str]]()
+    for path in CheckpointStore(folder.checkpoints).folders():
         try:
             checkpoint = open_checkpoint(path)
         except RunError as error:
-            where = "a resume skips it" if newest is not None else "nothing can be resumed"
-            result.rows.append((path.name, f"unusable: {error} ({where})"))
+            if path.exists():  # else it was removed meanwhile, as older ones are
+                unusable.append((path.name, f"unusable: {error}"))
             continue
+        whole = True
         result.rows.append((path.name, f"whole, version {checkpoint.state.weights_version}"))
         offset = checkpoint.state.journal
         if offset is not None and folder.journal.is_file() and offset > folder.journal.stat().st_size:
             result.problems.append(
                 f"{path.name} has seen {offset} bytes of the journal, which has only {folder.journal.stat().st_size}"
             )
-    if newest is None:
+    where = "a resume skips it" if whole else "nothing can be resumed"
+    result.rows += [(name, f"{text} ({where})") for name, text in unusable]
+    if not whole:
         result.rows.append(("checkpoints", "none that is whole"))

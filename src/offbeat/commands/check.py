@@ -11,6 +11,7 @@ from offbeat.host import host_problems
 from offbeat.memory import checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
+from offbeat.showing import saved_when
 
 PROMPT_CHARACTERS = 1500
 
@@ -58,7 +59,7 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
         (
             "disk",
             f"about {figures.size(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, "
-            "and one more while it is saved",
+            f"and one more while it is saved · {saved_when(config)}",
         ),
         (
             "batch",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offbeat.aftermath import aftermath, command, saved
+from offbeat.aftermath import aftermath, command, saved, unevaluated
 from offbeat.build import Prepared, prepare
 from offbeat.checkpoint import Checkpoint, CheckpointStore, changed_inputs
 from offbeat.commands.run_config import run_config
@@ -127,7 +127,12 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
             f"{path} has no complete checkpoint to continue from; start it anew with offbeat train, and set "
             "checkpoint.every_steps to save on the way."
         )
-    if checkpoint.step >= config.steps:
+    missing = unevaluated(folder, config.steps, [section.name for section in config.eval])
+    if checkpoint.step == config.steps and missing:
+        display.warn(
+            f"all {config.steps} steps are done; what is missing is the last evaluation of {', '.join(missing)}"
+        )
+    elif checkpoint.step >= config.steps:
         raise ConfigError(
             f"{path} has done all its {config.steps} steps; continue with more: "
             f"{command('resume', path)} steps={config.steps * 2}."

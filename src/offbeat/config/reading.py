@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from offbeat.config.paths import absolute
 from offbeat.config.problems import keys_in_doubt, sentences
 from offbeat.config.rules import rule_problems
-from offbeat.config.sections import RECIPES, Config, Json
+from offbeat.config.sections import RECIPES, Config, Json, LossSection
 from offbeat.errors import ConfigError
 
 
@@ -58,9 +58,32 @@ def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | Non
             *problems, *sentences(error, merged), *rule_problems(_valid_parts(merged, keys_in_doubt(error)))
         ) from None
     problems += rule_problems({name: getattr(config, name) for name in Config.model_fields})
+    problems += _recipe_problems(raw, config)
     if problems:
         raise ConfigError(*problems)
     return absolute(config, folder or Path.cwd())
+
+
+def _recipe_problems(raw: Json, config: Config) -> list[str]:
+    """A resolved config (of a run, a `Config`) has every value: another recipe would change nothing but its name."""
+    loss = raw.get("loss")
+    resolved = isinstance(loss, Mapping) and loss.keys() >= LossSection.model_fields.keys()
+    if not resolved or raw.get("recipe") == config.recipe:
+        return []
+    named = {(section, key) for recipe in RECIPES.values() for section, values in recipe.items() for key in values}
+    unlike: list[str] = []
+    for section, key in sorted(named):
+        here = getattr(config, section)
+        default = type(here).model_fields[key].default
+        wanted = RECIPES[config.recipe].get(section, {}).get(key, default)
+        if getattr(here, key) != wanted:
+            unlike.append(f"{section}.{key}={wanted if isinstance(wanted, str) else json.dumps(wanted)}")
+    if not unlike:
+        return []
+    return [
+        f"recipe = {config.recipe!r}: every value is set here already, so that a recipe would change nothing but its "
+        f"name; set what it stands for, too: {' '.join(unlike)}."
+    ]
 
 
 def _valid_parts(values: Json, in_doubt: Collection[str]) -> dict[str, Any]:

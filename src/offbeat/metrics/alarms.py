@@ -6,7 +6,8 @@ docs/metrics.md lists all alarms, docs/does-not-learn.md says what to do about e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,24 +34,37 @@ class Alarm:
     text: str
 
 
-def alarms(history: Sequence[Record]) -> list[Alarm]:
-    """What is wrong as of the newest record. `history` needs the last `HISTORY` records only, oldest first."""
+class Watch:
+    """The alarms of a run as it goes on. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Record] = deque(maxlen=HISTORY)
+        self.told: set[str] = set()
+        self._past = trends.Past()
+
+    def add(self, record: Record) -> list[Alarm]:
+        """Takes a step's record, oldest first; returns the alarms of which the run has not had the kind yet."""
+        self.recent.append(record)
+        self._past.add(record)
+        new = [alarm for alarm in alarms(list(self.recent), self._past, self.told) if alarm.kind not in self.told]
+        self.told.update(alarm.kind for alarm in new)
+        return new
+
+
+def alarms(history: Sequence[Record], past: trends.Past | None = None, told: Collection[str] = ()) -> list[Alarm]:
+    """What is wrong as of the newest record. `history` needs the last `HISTORY` records only, oldest first.
+
+    `past`: of the whole run, which may be longer; default: of `history`. Of kinds that were `told` nothing is computed
+    that costs more than asking.
+    """
     if not history:
         return []
-    checks: tuple[Callable[[Sequence[Record]], Iterable[Alarm]], ...] = (
-        _skipped,
-        _reward_errors,
-        _reward_fell,
-        _no_spread,
-        _truncated,
-        _disagreement,
-        _gap_grew,
-        _entropy_collapsed,
-        _constant_reward,
-        _one_part_alone,
-        _slow_engine,
-    )
-    return [alarm for check in checks for alarm in check(history)]
+    past = past or trends.Past.of(history)
+    found = [alarm for check in _CHECKS for alarm in check(history)]
+    for kind, trend in _TRENDS.items():
+        if kind not in told:
+            found += trend(history, past)
+    return found
 
 
 def _skipped(history: Sequence[Record]) -> Iterable[Alarm]:
@@ -94,13 +108,14 @@ def _reward_errors(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _reward_fell(history: Sequence[Record]) -> Iterable[Alarm]:
+def _reward_fell(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
     fall = trends.fall(history)
     if fall is not None:
         best, now = fall
+        by = " by more than half" if best > NEAR_ZERO else ""
         yield Alarm(
             "reward-fell",
-            f"step {history[-1]['step']}: the reward has fallen by more than half, from {decimal(best)} (best mean of "
+            f"step {history[-1]['step']}: the reward has fallen{by}, from {decimal(best)} (best mean of "
             f"{FALL_WINDOW} steps) to {decimal(now)} ({_mean_of(FALL_WINDOW)}). Stop, and lower trainer.lr.",
         )
 
@@ -147,8 +162,8 @@ def _disagreement(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _gap_grew(history: Sequence[Record]) -> Iterable[Alarm]:
-    grown = trends.gap_growth(history)
+def _gap_grew(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
+    grown = trends.gap_growth(past)
     if grown is not None:
         first, now = grown
         yield Alarm(
@@ -159,8 +174,8 @@ def _gap_grew(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _entropy_collapsed(history: Sequence[Record]) -> Iterable[Alarm]:
-    collapsed = trends.entropy_collapse(history)
+def _entropy_collapsed(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
+    collapsed = trends.entropy_collapse(history, past)
     if collapsed is not None:
         best, now = collapsed
         yield Alarm(
@@ -171,8 +186,8 @@ def _entropy_collapsed(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _constant_reward(history: Sequence[Record]) -> Iterable[Alarm]:
-    for name, value in trends.constant_parts(history).items():
+def _constant_reward(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
+    for name, value in trends.constant_parts(history, past).items():
         told = printable(name, None)
         yield Alarm(
             f"constant-reward/{name}",
@@ -182,8 +197,8 @@ def _constant_reward(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _one_part_alone(history: Sequence[Record]) -> Iterable[Alarm]:
-    alone = trends.part_alone(history)
+def _one_part_alone(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
+    alone = trends.part_alone(history, past)
     if alone is not None:
         rose, flat = alone
         yield Alarm(
@@ -194,7 +209,7 @@ def _one_part_alone(history: Sequence[Record]) -> Iterable[Alarm]:
         )
 
 
-def _slow_engine(history: Sequence[Record]) -> Iterable[Alarm]:
+def _slow_engine(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
     slow = trends.slow_engine(history)
     if slow is not None:
         engine, ratio = slow
@@ -204,6 +219,24 @@ def _slow_engine(history: Sequence[Record]) -> Iterable[Alarm]:
             f"token as the other engines ({_mean_of(trends.SLOW_STEPS)}), and each step waits for it. Look for another "
             "program on its device, a throttled device, or fewer threads; its row in trace.json shows when.",
         )
+
+
+_CHECKS: tuple[Callable[[Sequence[Record]], Iterable[Alarm]], ...] = (
+    _skipped,
+    _reward_errors,
+    _no_spread,
+    _truncated,
+    _disagreement,
+)
+_TRENDS: Mapping[str, Callable[[Sequence[Record], trends.Past], Iterable[Alarm]]] = {
+    "reward-fell": _reward_fell,
+    "gap-grew": _gap_grew,
+    "entropy-collapsed": _entropy_collapsed,
+    "constant-reward": _constant_reward,  # a kind for each function
+    "one-part-alone": _one_part_alone,
+    "slow-engine": _slow_engine,
+}
+"""Kind of alarm → what finds it."""
 
 
 def _mean_of(steps: int) -> str:

@@ -9,8 +9,9 @@ error     one standard error, clustered by prompt: samples of a prompt are not i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from offbeat.errors import RunError
 from offbeat.metrics.parts import part_means
@@ -56,6 +57,17 @@ class EvalResult:
             f"{prefix}reward_errors": self.reward_errors,
         }
         return found | {f"{prefix}reward/{name}": value for name, value in self.parts.items()}
+
+
+def evaluated_at(step: int, records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The held-out sets of which these records of metrics.jsonl have a point at a step."""
+    return frozenset(
+        key.split("/")[1]
+        for record in records
+        if record.get("step") == step
+        for key in record
+        if key.startswith("eval/")
+    )
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from offbeat.types import Scored
@@ -16,6 +17,12 @@ def part_means(scored: Sequence[Scored]) -> dict[str, float]:
 def part_deviations(scored: Sequence[Scored]) -> dict[str, float]:
     """Standard deviation of each (divided by n); exactly 0 where all values are the same."""
     return {name: _deviation(found) for name, found in _values(scored).items()}
+
+
+def part_errors(scored: Sequence[Scored]) -> dict[str, int]:
+    """Failed calls of each reward function that failed; an error begins with the function's name."""
+    found = ((part, error) for sample in scored for error in sample.errors for part in sample.parts)
+    return dict(Counter(part for part, error in found if error.startswith(f"{part}: ")))
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -9,12 +9,13 @@ docs/metrics.md explains each key.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from offbeat.metrics.evaluation import EvalResult
 from offbeat.metrics.overlap import intersection, intervals_of, length, overlap, seconds_of
-from offbeat.metrics.parts import part_deviations, part_means
+from offbeat.metrics.parts import part_deviations, part_errors, part_means
 from offbeat.metrics.spans import Window
 from offbeat.ports import SyncReport
 from offbeat.rpc.messages import UpdateResult
@@ -152,6 +153,7 @@ def sample_statistics(scored: Sequence[Scored]) -> Json:
         **{f"reward_std/{name}": value for name, value in part_deviations(scored).items()},
         **{f"engine_seconds_per_token/{name}": value for name, value in seconds_per_token(scored).items()},
         "reward_errors": sum(len(sample.errors) for sample in scored),
+        **{f"reward_errors/{name}": count for name, count in part_errors(scored).items()},
         "tokens_generated": sum(lengths),
     }
 
@@ -159,17 +161,22 @@ def sample_statistics(scored: Sequence[Scored]) -> Json:
 def seconds_per_token(scored: Sequence[Scored]) -> dict[str, float]:
     """Engine → its seconds for each token of its longest sample; nothing to compare with one engine.
 
-    Samples are made side by side, so the longest one says how long an engine has to work, and its length differs.
+    Samples are made side by side, so the longest one says how long an engine has to work, and its length differs. Only
+    engines with equally many samples are compared: one more prompt may mean a wave more, or wider batches. Those are
+    the largest number of equal ones, of two such the ones with more samples.
     """
     rollouts: dict[str, list[Rollout]] = {}
     for sample in scored:
         rollouts.setdefault(sample.rollout.engine, []).append(sample.rollout)
-    if len(rollouts) < 2:
+    shares = Counter(len(own) for own in rollouts.values())
+    common = max(shares, key=lambda share: (shares[share], share), default=0)
+    if shares[common] < 2:
         return {}
     return {
         engine: (max(r.finished_s for r in own) - min(r.started_s for r in own))
         / max(1, *(len(r.token_ids) for r in own))
         for engine, own in sorted(rollouts.items())
+        if len(own) == common
     }
 
 

@@ -7,13 +7,12 @@ parity gap, which alarms were given.
 from __future__ import annotations
 
 import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from offbeat.metrics import figures
-from offbeat.metrics.alarms import HISTORY, alarms
+from offbeat.metrics.alarms import Watch
 from offbeat.metrics.evaluation import EvalResult
 
 Record: TypeAlias = Mapping[str, Any]
@@ -64,12 +63,16 @@ class RunStatus:
 
     steps: int
     rewards: list[float | None] = field(default_factory=list)
-    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=HISTORY))
     first: dict[str, float] = field(default_factory=dict)
     """`<set>/avg@k` → its first value."""
     gap: tuple[int, float] | None = None
     """(step, largest |logprob difference|) of the newest parity probe."""
-    told: set[str] = field(default_factory=set)
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def recent(self) -> Sequence[Record]:
+        """The newest records, oldest first."""
+        return self.watch.recent
 
     def restore(self, history: Sequence[Record]) -> None:
         """The records of the part of the run that a resume continues; its alarms are not given again."""
@@ -85,12 +88,9 @@ class RunStatus:
         if "reward_mean" not in record:
             return []
         self.rewards.append(record["reward_mean"])
-        self.recent.append(record)
         if record.get("logprob_gap_max") is not None:
             self.gap = (record["step"], record["logprob_gap_max"])
-        new = [alarm for alarm in alarms(list(self.recent)) if alarm.kind not in self.told]
-        self.told.update(alarm.kind for alarm in new)
-        return [alarm.text for alarm in new]
+        return [alarm.text for alarm in self.watch.add(record)]
 
     def eta_s(self) -> float | None:
         """Seconds to go, from the median of the last steps; the first step of a run has no overlap and is left out."""

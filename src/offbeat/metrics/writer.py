@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TextIO, TypeAlias
 
 from offbeat.errors import ConfigError, RunError
 
@@ -38,6 +38,8 @@ JOURNAL = "journal.jsonl"
 TRACE = "trace.json"
 OLDER_TRACE = "trace.older.json"
 OLDER_SAMPLES = "samples.older.jsonl"
+LOOK_S = 0.5
+"""Who looks whether a run is training holds its lock for a moment; longer than this is no look."""
 
 
 class RunFolder:
@@ -88,7 +90,7 @@ class RunFolder:
         """Nobody else may train into this folder meanwhile. Raises `ConfigError`; a dead owner's lock is no lock."""
         with (self.path / ".lock").open("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except BlockingIOError:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
@@ -123,8 +125,20 @@ class RunFolder:
     def read_origin(self) -> Path | None:
         """None: of a run that kept none."""
         path = self.path / ORIGIN
-        values = _decode(path.read_bytes()) if path.is_file() else None
+        values = decode_line(path.read_bytes()) if path.is_file() else None
         return Path(str(values["folder"])) if values and "folder" in values else None
+
+
+def _lock(file: TextIO) -> None:
+    """Raises `BlockingIOError` when another holds it for longer than a look takes."""
+    end = time.monotonic() + LOOK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.01)
 
 
 def is_run_config(values: object) -> bool:
@@ -188,11 +202,21 @@ class JsonLines:
 
     def write_all(self, objects: Iterable[Mapping[str, Any]]) -> None:
         if self._older is not None and self._limit_bytes is not None and self._file.tell() > self._limit_bytes:
+            self.sync()  # from here on nobody syncs what is moved away
             self._file.close()
             os.replace(self.path, self._older)
             self._file = self.path.open("ab", buffering=0)
         for values in objects:
             write_whole(self._file, encode_line(values), self.path)
+
+    def sync(self) -> None:
+        """Returns when all that was written is safe on the disk, under its name."""
+        os.fsync(self._file.fileno())
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         self._file.close()
@@ -219,7 +243,7 @@ def read_metrics(run: Path | RunFolder) -> list[Json]:
     path = run.metrics if isinstance(run, RunFolder) else run / METRICS
     if not path.is_file():
         raise RunError(f"{path}: no such file; no step of this run has finished.")
-    return [values for line in _lines(path) if (values := _decode(line)) is not None]
+    return [values for line in _lines(path) if (values := decode_line(line)) is not None]
 
 
 def write_whole(file: BinaryIO | RawIOBase, data: bytes, path: Path) -> None:
@@ -270,7 +294,7 @@ def _keep_before(path: Path, next_step: int) -> int:
     def kept() -> Iterator[bytes]:
         nonlocal dropped
         for line in _lines(path):
-            values = _decode(line)
+            values = decode_line(line)
             step = None if values is None else values.get("step")
             if isinstance(step, int) and step < next_step:
                 yield line.rstrip(b"\n") + b"\n"  # a whole object whose line feed was lost
@@ -286,7 +310,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from (line for line in file if line.strip())
 
 
-def _decode(line: bytes) -> Json | None:
+def decode_line(line: bytes) -> Json | None:
+    """The object of a line; None for half a line."""
     try:
         values = json.loads(line)
     except ValueError:  # half a line, or bytes that are not UTF-8
@@ -295,10 +320,14 @@ def _decode(line: bytes) -> Json | None:
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes aside, then renames: a reader sees the old file or the new one."""
+    """Writes aside, then renames: a reader sees the old file or the new one. Nothing is left aside by an error."""
     aside = path.with_name(path.name + ".writing")
-    with aside.open("wb") as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:  # a full disk: the half of a copy would keep it full
+        aside.unlink(missing_ok=True)
+        raise

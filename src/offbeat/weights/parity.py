@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from offbeat.config import Dtype
@@ -32,6 +33,50 @@ class Gap:
     max: float
     where: str
     """Prompt, sample and token of the largest gap, with both values."""
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """What later probes are held against. A checkpoint keeps it: a resume goes on with it."""
+
+    dtype: Dtype
+    """The coarser one of the two sides: with another, the gap says nothing."""
+    gap: float
+    """Of the first probe."""
+    version: int
+    """Of the newest probe that was due."""
+
+
+@dataclass
+class Probes:
+    """At which syncs the probe runs: the first, and every `every`-th version after it (0: none).
+
+    A process that continues a run probes its first sync besides, for its engines are new.
+    """
+
+    every: int
+    baseline: Baseline | None = None
+    _seen: bool = False
+    """This process has probed."""
+
+    def due(self, version: int, dtype: Dtype) -> bool:
+        """`dtype`: the coarser one of the two sides."""
+        if self.baseline is not None and self.baseline.dtype != dtype:
+            self.baseline = None
+        return not self._seen or self._regular(version)
+
+    def passed(self, version: int, dtype: Dtype, largest: float) -> None:
+        """The probe of this version has run, and its largest gap was within the limit."""
+        if self.baseline is None:
+            self.baseline = Baseline(dtype, largest, version)
+        elif self._regular(version):
+            self.baseline = msgspec.structs.replace(self.baseline, version=version)
+        self._seen = True
+
+    def _regular(self, version: int) -> bool:
+        if self.baseline is None:
+            return True
+        since = version - self.baseline.version
+        return self.every > 0 and (since >= self.every or since <= 0)  # a sync that failed is made again
 
 
 def gap(engine: str, rollouts: Sequence[Rollout], trainer: Sequence[FloatArray], sampling: Sampling) -> Gap:

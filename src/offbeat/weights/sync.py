@@ -44,7 +44,7 @@ from offbeat.rpc.messages import (
 )
 from offbeat.types import GenerateRequest, Rollout, Sampling
 from offbeat.weights.hello import check_collective, check_hello, check_versions
-from offbeat.weights.parity import Gap, check_gap, gap, tolerance
+from offbeat.weights.parity import Gap, Probes, check_gap, gap, tolerance
 from offbeat.weights.phases import sync_phases
 from offbeat.weights.session import PEER_ENDED, Moved, Offered, Prepared, Probed, Verified, first_difference
 
@@ -96,8 +96,8 @@ class WeightTransaction:
         self._probe = probe
         self._nonce: str | None = None
         self._greeted = False
-        self._since_probe: int | None = None
-        self._first_gap: float | None = None
+        self.probes = Probes(weights.parity_every)
+        """When the next parity probe is due, and against what."""
         self._phases: dict[str, tuple[float, float]] = {}
         self._end = 0.0
 
@@ -206,19 +206,17 @@ class WeightTransaction:
 
     async def _compute(self, verified: Verified) -> Probed:
         """The parity probe, when it is due."""
-        every = self._weights.parity_every
-        if self._since_probe is not None and not (every and self._since_probe + 1 >= every):
-            self._since_probe += 1
-            return Probed(verified, None, None)
         version = verified.moved.offered.version
+        if not self.probes.due(version, self._coarsest):
+            return Probed(verified, None, None)
         with self._phase("probe"):
             gaps = await self._gaps(version, verified.moved.offered.nonce)
-        limit = tolerance(self._coarsest, self._first_gap, self._weights.parity_tolerance)
+        baseline = self.probes.baseline
+        limit = tolerance(self._coarsest, baseline and baseline.gap, self._weights.parity_tolerance)
         for name, found in gaps.items():
             check_gap(name, found, limit, version=version, sampling=self._probe.sampling)
         largest = max(found.max for found in gaps.values())
-        self._first_gap = largest if self._first_gap is None else self._first_gap
-        self._since_probe = 0
+        self.probes.passed(version, self._coarsest, largest)
         return Probed(verified, sum(found.mean for found in gaps.values()) / len(gaps), largest)
 
     async def _commit(self, probed: Probed) -> None:
