@@ -163,8 +163,8 @@ def test_a_function_that_always_fails_hides_no_constant_one() -> None:
     }
     kinds = set(told(run(random.Random(11), failing, steps=10)))
     assert kinds == {"reward-errors", "constant-reward/boxed"}
-    some = scored(parts={"a.py:f": 0.0, "a.py:g": 1.0}, errors=("a.py:f: ValueError", "a.py:f: again"))
-    statistics_of = sample_statistics([some, scored(parts={"a.py:f": 0.0, "a.py:g": 1.0})])
+    some = scored(parts={"f": 0.0, "g": 1.0}, errors=("f: ValueError", "f: again"))
+    statistics_of = sample_statistics([some, scored(parts={"f": 0.0, "g": 1.0})])
     assert (statistics_of["reward_errors"], statistics_of["reward_errors/f"]) == (2, 2)
     assert "reward_errors/g" not in statistics_of
 
@@ -289,7 +289,7 @@ def test_an_engines_seconds_are_for_a_token_of_its_longest_sample_and_need_a_sec
 
 
 def test_the_spread_of_a_part_is_exactly_zero_where_all_its_values_are_equal() -> None:
-    third = [scored(parts={"a.py:f": 1 / 3, "a.py:g": value}) for value in (0.0, 1.0, 1.0, 0.0, 0.5)]
+    third = [scored(parts={"f": 1 / 3, "g": value}) for value in (0.0, 1.0, 1.0, 0.0, 0.5)]
     statistics_of = sample_statistics(third)
     assert statistics_of["reward_std/f"] == 0.0
     assert statistics_of["reward_std/g"] == pytest.approx(statistics.pstdev([0.0, 1.0, 1.0, 0.0, 0.5]))

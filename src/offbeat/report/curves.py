@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from offbeat.metrics.alarms import HISTORY, alarms
+from offbeat.metrics.trends import Past
 from offbeat.report.lines import number, rounded, short, text, whole
 
 Json: TypeAlias = dict[str, Any]
@@ -133,8 +134,10 @@ def _set(name: str, points: Mapping[int, Json]) -> Json:
 def alarm_list(steps: Sequence[Json]) -> list[Json]:
     """Each kind of alarm once: the words of its newest appearance, and the steps at which it held."""
     found: dict[str, Json] = {}
+    past = Past()
     for index, record in enumerate(steps):
-        for alarm in alarms(steps[max(0, index + 1 - HISTORY) : index + 1]):
+        past.add(record)
+        for alarm in alarms(steps[max(0, index + 1 - HISTORY) : index + 1], past):
             one = found.setdefault(alarm.kind, {"kind": alarm.kind, "at": []})
             one["newest"] = alarm.text
             one["at"].append(record["step"])
