@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigError
@@ -35,6 +36,22 @@ def choose_device(name: str) -> Device:
     if ":" in name and device.index >= count:
         raise ConfigError(f"device = {name!r}: there are {count} of them, numbered from 0; {_available()}")
     return device
+
+
+def slow_in_bfloat16(name: str, cpu_flags: str | None = None) -> bool:
+    """Whether the device is a CPU that computes bfloat16 by way of float32. Raises `ConfigError` as `choose_device`.
+
+    `cpu_flags`: default: those of /proc/cpuinfo; where there are none, False.
+    """
+    if choose_device(name).type != "cpu":
+        return False
+    if cpu_flags is None:
+        try:
+            cpu_flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+    words = set(cpu_flags.split())
+    return bool(words) and not words & {"amx_bf16", "avx512_bf16", "bf16"}
 
 
 def _count(kind: str) -> int:

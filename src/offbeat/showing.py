@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from offbeat.build import Prepared, System
 from offbeat.config import Config
+from offbeat.devices import slow_in_bfloat16
 from offbeat.metrics.display import Display
 from offbeat.metrics.status import Activity, Header, batch_arithmetic
 
@@ -32,6 +33,7 @@ def header(prepared: Prepared) -> Header:
         ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
         ("batch", arithmetic),
         *([] if config.checkpoint.every_steps else [("saves", saved_when(config))]),
+        *[("slow", text) for text in slow_dtypes(config)],
     )
     return Header(title=prepared.model_name, rows=rows, steps=config.steps)
 
@@ -42,6 +44,17 @@ def saved_when(config: Config) -> str:
     if not every:
         return "nothing before the end, whatever happens on the way: checkpoint.every_steps is 0"
     return "saved after each step" if every == 1 else f"saved every {every} steps"
+
+
+def slow_dtypes(config: Config) -> list[str]:
+    """One sentence if bfloat16, the default, is computed where nothing is made for it. Loads torch."""
+    keys = {"trainer.dtype": (config.trainer.device, config.trainer.dtype)}
+    if config.rollout.python is None and config.rollout.dtype:
+        keys["rollout.dtype"] = (config.rollout.device, config.engine_dtype)
+    slow = [key for key, (device, dtype) in keys.items() if dtype == "bfloat16" and slow_in_bfloat16(device)]
+    if not slow:
+        return []
+    return [f'this CPU has no arithmetic for bfloat16; {" and ".join(slow)} = "float32" is faster here']
 
 
 @contextlib.asynccontextmanager

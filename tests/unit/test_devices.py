@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from offbeat.devices import ACCELERATORS, choose_device
+from offbeat.devices import ACCELERATORS, choose_device, slow_in_bfloat16
 from offbeat.errors import ConfigError
 
 
@@ -48,3 +48,16 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     only(monkeypatch, xpu=1)
     with pytest.raises(ConfigError, match=text):
         choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        ("flags : fpu avx512f avx512_bf16 amx_tile", False),
+        ("flags : fpu avx2 avx512f", True),
+        ("Features : fp asimd bf16", False),
+        ("", False),
+    ],
+)
+def test_a_cpu_that_has_no_arithmetic_for_bfloat16_is_known_by_its_flags(flags: str, slow: bool) -> None:
+    assert slow_in_bfloat16("cpu", flags) is slow

@@ -7,11 +7,12 @@ from rich.text import Text
 
 from offbeat.build import Prepared, prepare
 from offbeat.config import Config
+from offbeat.errors import ConfigError
 from offbeat.host import host_problems
 from offbeat.memory import checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
-from offbeat.showing import saved_when
+from offbeat.showing import saved_when, slow_dtypes
 
 PROMPT_CHARACTERS = 1500
 
@@ -29,6 +30,8 @@ def check(config: Config, *, tokens: bool, console: Console | None = None) -> No
         line(label, text)
     for problem in host_problems(config, ask=False):
         line("machine", f"! not this one: {problem}")
+    for problem in slow_here(config):
+        line("machine", f"! {problem}")
     prompt = prepared.prompts.batch(0)[0]
     line("prompt", f"{prompt.id}, {len(prompt.token_ids)} tokens:")
     for text in prompt.text[:PROMPT_CHARACTERS].split("\n"):
@@ -41,6 +44,14 @@ def check(config: Config, *, tokens: bool, console: Console | None = None) -> No
             line("", f"{index:>5}  {int(token_id):>7}  {piece!r}")
     else:
         line("", "(--tokens shows its token ids)")
+
+
+def slow_here(config: Config) -> list[str]:
+    """Nothing on a machine that lacks the devices: that is said already."""
+    try:
+        return slow_dtypes(config)
+    except ConfigError:
+        return []
 
 
 def rows(prepared: Prepared) -> list[tuple[str, str]]:
