@@ -28,9 +28,17 @@ A run is one TOML file. A value comes from, in rising order of precedence: the d
 `key=value` on the command line (`offbeat train run.toml trainer.lr=1e-5 data.0.weight=2`). `offbeat check run.toml`
 shows what a file means without starting anything, and every run keeps its resolved values in `config.json`.
 
-An unknown key is an error that names the nearest known one. All problems of a file are reported at once. Relative paths
-are taken from the folder of the file, whatever folder a command is called in: those on the command line too, also after
-a run (`offbeat resume RUN key=value`, `eval`, `rescore`), which keeps the folder of its file in `origin.json`.
+On the command line an entry of `[[data]]`, `[[eval]]` or `[[trackers]]` is given by its number from 0, or by its name
+where no other entry has it: `data.gsm8k.weight=2`, `eval.heldout.every_steps=20`. An entry without a `name` has the
+default one (`data.data.weight=2`), a tracker is named by its kind (`trackers.wandb.project=sums`), and digits are
+always a number.
+
+An unknown key is an error that names the nearest known one, the places where that key exists, or what offbeat calls a
+key of TRL, verl or transformers (`learning_rate`: `trainer.lr`). All problems of a file are reported at once.
+
+Relative paths are taken from the folder of the file, whatever folder a command is called in: those on the command line
+too, also after a run (`offbeat resume RUN key=value`, `eval`, `rescore`), which keeps the folder of its file in
+`origin.json`.
 """
 
 

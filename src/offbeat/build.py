@@ -22,10 +22,10 @@ import msgspec
 from offbeat.config import Config
 from offbeat.data.chat import decode_completions
 from offbeat.data.prompts import EvalSet as EvalData
-from offbeat.data.prompts import PromptStream, open_eval, open_train
+from offbeat.data.prompts import PromptStream, open_eval, open_train, own_problems
 from offbeat.data.sources import check_source
 from offbeat.data.warmup import WarmupSet, open_warmup
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, DataError
 from offbeat.evaluate import EvalSet
 from offbeat.metrics.spans import Timeline
 from offbeat.metrics.writer import RunFolder
@@ -123,14 +123,17 @@ def prepare(config: Config, *, at_hand: str | None = None) -> Prepared:
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
     config, problems = _fit_to_model(config, model)
-    prompts, eval_data, warmup = None, list[EvalData](), None
+    prompts, eval_data, warmup, missing = None, list[EvalData](), None, dict[str, str]()
     try:
         prompts = open_train(config, tokenizer)
     except ConfigError as error:
         problems.extend(error.problems)
+        missing = error.missing if isinstance(error, DataError) else {}
     for section in config.eval:
         try:
             eval_data.append(open_eval(config, section, tokenizer))
+        except DataError as error:
+            problems.extend(own_problems(config, section, error, missing))
         except ConfigError as error:
             problems.extend(error.problems)
     try:

@@ -20,6 +20,8 @@ not an error; a failed component ends the run with its own, original error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class OffbeatError(Exception):
     """Base of all errors raised on purpose; anything else is a defect of ours."""
@@ -34,7 +36,11 @@ class ConfigError(OffbeatError, ValueError):
 
 
 class DataError(ConfigError):
-    """A data set cannot be used."""
+    """A data set cannot be used. `missing`: config keys that name a column that is not there → the problem of each."""
+
+    def __init__(self, *problems: str, missing: Mapping[str, str] | None = None) -> None:
+        super().__init__(*problems)
+        self.missing = dict(missing or {})
 
 
 class ModelError(ConfigError):

@@ -32,6 +32,10 @@ class EvalSet:
     pass_threshold: float = 1.0
     """A sample passes when its reward is at least this."""
 
+    @property
+    def samples(self) -> int:
+        return len(self.prompts) * self.samples_per_prompt
+
     def __str__(self) -> str:
         """`heldout: 200 prompts, 1 sample each`."""
         return f"{self.name}: {counted(len(self.prompts), 'prompt')}, {counted(self.samples_per_prompt, 'sample')} each"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from offbeat.errors import ModelError
 from offbeat.install import pip_install
+from offbeat.nearest import existing_part, nearest_folder, newest_runs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,18 +83,15 @@ def inspect_model(
 
 def _nearest_folder(path: Path) -> str:
     """`; did you mean …?` for the existing folder closest to `path`, where the wrong part is one name of it."""
-    existing = path
-    while not existing.is_dir() and existing != existing.parent:
-        existing = existing.parent
-    wrong, *rest = path.relative_to(existing).parts or ("",)
-    try:
-        names = [child.name for child in existing.iterdir() if child.is_dir()]
-    except OSError:
-        names = []
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {existing.joinpath(near[0], *rest)}?"
-    return f" (nothing like {wrong!r} in {existing.resolve()}); give a folder with config.json, or a hub id owner/name"
+    near = nearest_folder(path)
+    if near is not None:
+        return f"; did you mean {near}?"
+    existing = existing_part(path)
+    wrong = (path.relative_to(existing).parts or ("",))[0]
+    newest = newest_runs(existing)
+    there = f"; the newest runs there: {', '.join(run.name for run in newest)}" if newest else ""
+    seen = f" (nothing like {wrong!r} in {existing.resolve()}{there})"
+    return f"{seen}; give a folder with config.json, or a hub id owner/name"
 
 
 def _read_folder(

@@ -88,7 +88,7 @@ class RunRecorder:
     def finish(self, step: int, version: int) -> None:
         """The evaluation after the last step has a line of its own: no step's record could hold it."""
         if self._pending:
-            self._record(evaluation_record(step, version, self._pending), [])
+            self._record(evaluation_record(step, version, self._pending, self.timeline.window(step)), [])
             self._pending = []
 
     def _record(self, record: dict[str, Any], samples: list[dict[str, Any]]) -> None:
@@ -141,7 +141,7 @@ class RunEvaluations:
             step=version,
             version=version,
             run_seed=self.config.seed,
-            begins=lambda eval_set: self.recorder.display.phase(f"evaluating {eval_set}"),
+            begins=lambda eval_set: self.recorder.display.phase(f"evaluating {eval_set}", total=eval_set.samples),
             seen=lambda eval_set, scored: self.recorder.scored(eval_set, scored, version),
         )
         for result in results:

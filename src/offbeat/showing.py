@@ -11,6 +11,7 @@ from offbeat.config import Config
 from offbeat.devices import slow_in_bfloat16
 from offbeat.metrics.display import Display
 from offbeat.metrics.status import Activity, Header, batch_arithmetic
+from offbeat.rpc.worker import Worker
 
 ACTIVITY_S = 0.25
 
@@ -62,12 +63,16 @@ async def activity(system: System, display: Display) -> AsyncGenerator[None]:
     """Tells the display what goes on, from the workers' heartbeats."""
 
     async def tell() -> None:
+        working: list[Worker] = []  # of the batch in the making: an engine that is done with its share counts, too
         while True:
             busy = [worker for worker in system.engine_workers if worker.pending_calls]
+            working = [w for w in system.engine_workers if w in busy or w in working] if busy else []
+            counts = [w.progress.counters["samples"] for w in working if "samples" in w.progress.counters]
             trainer = system.trainer_worker
             display.activity(
                 Activity(
                     tokens=round(sum(w.progress.counters.get("tokens", 0) for w in busy)) if busy else None,
+                    samples=round(sum(counts)) if counts else None,
                     note=f"training: {trainer.progress.note}" if trainer.pending_calls else "",
                 )
             )

@@ -18,6 +18,7 @@ from typing import Any
 from offbeat.aftermath import command
 from offbeat.build import Prepared, System, start
 from offbeat.checkpoint import Checkpoint, CheckpointStore
+from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult
 from offbeat.interrupt import Interrupt
@@ -230,12 +231,7 @@ def _result(
             model=saver.saved / "trainer-0" / "model" if saver.saved else None,
             elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
             folder=folder.path,
-            commands=[
-                ("continue", command("resume", folder.path))
-                if interrupted
-                else ("evaluate", command("eval", folder.path)),
-                ("look at it", command("report", folder.path)),
-            ],
+            commands=next_commands(config, folder.path, interrupted=interrupted),
         )
     )
     return RunResult(
@@ -245,6 +241,14 @@ def _result(
         checkpoint=saver.saved,
         interrupted=interrupted,
     )
+
+
+def next_commands(config: Config, run: Path, *, interrupted: bool) -> list[tuple[str, str]]:
+    """What one may do with a run that has ended: only what works. Without [[eval]] there is nothing to evaluate."""
+    found = [("look at it", command("report", run))]
+    if interrupted:
+        return [("continue", command("resume", run)), *found]
+    return [("evaluate", command("eval", run)), *found] if config.eval else found
 
 
 _: type[Stages[Sampled]] = RunStages  # the loops' contract, checked by the type checker

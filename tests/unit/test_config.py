@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from offbeat.config import Config, config_fields, load_config, parse_config
+from offbeat.config.synonyms import SYNONYMS
 from offbeat.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {
@@ -66,6 +67,67 @@ def test_a_misspelt_key_is_an_error_with_the_nearest_name_B018(path: str, misspe
 
 def test_a_key_in_the_wrong_section_is_told_where_it_belongs() -> None:
     assert "it belongs to 'trainer.betas'" in problems({**MINIMAL, "betas": [0.9, 0.9]})[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"lr": 1e-5}, "it belongs to 'trainer.lr', or to 'warmup.lr' in a section that is not in this config."),
+        ({"warmup": {"source": "r", "steps": 1}, "lr": 1e-5}, "it belongs to 'trainer.lr' or 'warmup.lr'."),
+        ({"top_p": 0.9}, "it belongs to 'sampling.top_p', or to 'eval.<name>.top_p' in a section that is not"),
+        (
+            {"warmup": {"source": "r", "steps": 1}, "prompt": "q"},
+            "it belongs to 'data.data.prompt' or 'warmup.prompt', or to",
+        ),
+        ({"tags": ["a"]}, "it belongs to 'trackers.<name>.tags' in a section that is not in this config."),
+    ],
+)
+def test_a_misplaced_key_names_every_place_the_absent_sections_last(values: dict[str, Any], says: str) -> None:
+    assert says in problems({**MINIMAL, **values})[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"trainer": {"learning_rate": 1e-5}}, "trainer.learning_rate: unknown key; here it is called 'trainer.lr'."),
+        ({"num_generations": 8}, "here it is called 'samples_per_prompt'."),
+        ({"sampling": {"max_tokens": 8}}, "here it is called 'sampling.max_new_tokens'."),
+        ({"max_prompt_length": 8}, "here it is called 'data.data.max_prompt_tokens'."),
+    ],
+)
+def test_a_key_of_another_framework_is_told_what_it_is_called_here(values: dict[str, Any], says: str) -> None:
+    assert says in problems({**MINIMAL, **values})[0]
+
+
+def test_a_key_that_another_framework_calls_otherwise_is_not_also_missing() -> None:
+    (text,) = problems({"model_name_or_path": "m", **{key: MINIMAL[key] for key in MINIMAL if key != "model"}})
+    assert "'model'" in text
+
+
+def test_synonyms_stand_for_keys_that_exist_and_are_none_themselves() -> None:
+    assert set(SYNONYMS.values()) <= set(config_fields())
+    assert not SYNONYMS.keys() & {path.split(".")[-1] for path in config_fields()}
+
+
+def test_an_override_takes_the_name_of_an_entry_as_well_as_its_number() -> None:
+    values = {
+        **MINIMAL,
+        "data": [{**MINIMAL["data"][0], **name} for name in ({"name": "sums"}, {}, {"name": "gsm8k.v2"})],
+        "eval": [{"source": "e"}],
+        "trackers": [{"kind": "wandb"}],
+    }
+    overrides = ("sums.weight=2", "data.weight=3", "gsm8k.v2.weight=4", "0.prompt=question")
+    config = parse_config(
+        values, [*(f"data.{one}" for one in overrides), "eval.eval.every_steps=5", "trackers.wandb.project=p"]
+    )
+    assert [section.weight for section in config.data] == [2, 3, 4]
+    assert config.data[0].prompt == "question"
+    assert (config.eval[0].every_steps, config.trackers[0].project) == (5, "p")
+
+
+def test_a_name_that_two_entries_have_is_no_way_to_name_one() -> None:
+    values = {**MINIMAL, "data": [{"source": "a"}, {"source": "b"}]}
+    assert "'data' is no entry of data; it is 0 (data), 1 (data)." in problems(values, "data.data.weight=2")[0]
 
 
 def test_all_problems_of_a_file_are_reported_at_once() -> None:
@@ -216,7 +278,8 @@ def test_overrides_win_over_the_file_and_are_typed() -> None:
     [
         ("steps", "write key=value"),
         ("stepz=3", "did you mean 'steps'"),
-        ("data.7.weight=2", "not one of the 1 entries"),
+        ("data.7.weight=2", "'7' is no entry of data; it is 0 (data)."),
+        ("data.gsm8k.weight=2", "'gsm8k' is no entry of data; it is 0 (data)."),
         ("steps.x=2", "is not a section"),
         ("data.weight=2", "name the entry"),
         ("trainer.lr=fast", "must be a number"),

@@ -12,7 +12,7 @@ import pytest
 from data_tokenizers import character_tokenizer
 
 from offbeat.config import Config, parse_config
-from offbeat.data.prompts import PromptStream, open_eval, open_train
+from offbeat.data.prompts import PromptStream, open_eval, open_train, own_problems
 from offbeat.data.warmup import open_warmup
 from offbeat.errors import ConfigError, DataError
 
@@ -106,6 +106,27 @@ def test_without_shuffle_rows_come_as_they_are(tmp_path: Path):
     ]  # fmt: skip -- one row of two epochs
 
 
+def test_every_wrong_column_is_reported_and_an_inherited_one_once(tmp_path: Path):
+    values = _config(tmp_path, 8, prompt="question", answer="solution").model_dump(mode="json")
+    held = {"name": "held", "source": _write(tmp_path / "held.jsonl", ["p"])}
+    config = parse_config({**values, "eval": [held, {**held, "name": "own", "answer": "gold"}]})
+    with pytest.raises(DataError) as data:
+        open_train(config, character_tokenizer())
+    assert [problem.split(":")[0] for problem in data.value.problems] == [
+        "data.s0.prompt = 'question'",
+        "data.s0.answer = 'solution'",
+    ]
+    told: list[list[str]] = []
+    for section in config.eval:
+        with pytest.raises(DataError) as held_out:
+            open_eval(config, section, character_tokenizer())
+        assert len(held_out.value.problems) == 2
+        told.append(own_problems(config, section, held_out.value, data.value.missing))
+        assert own_problems(config, section, held_out.value, {}) == list(held_out.value.problems)
+    assert told[0] == []
+    assert [problem.split(":")[0] for problem in told[1]] == ["eval.own.answer = 'gold'"]
+
+
 def test_a_set_smaller_than_a_batch_is_an_error_with_both_sizes_B067(tmp_path: Path):
     with pytest.raises(DataError, match=r"3 rows before filtering, 3 after, but a batch takes 8"):
         _stream(tmp_path, 3, batch=8)
@@ -163,7 +184,7 @@ def test_problems_of_all_sources_are_found_at_once(tmp_path: Path):
     (tmp_path / "s1.jsonl").write_text('{"x": 1}\n', encoding="utf-8")
     with pytest.raises(DataError) as caught:
         open_train(config, character_tokenizer())
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.problems) == 3  # both columns of the second
 
 
 def test_a_position_notices_changed_data(tmp_path: Path):

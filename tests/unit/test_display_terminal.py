@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_display_text import record, result
 
 from offbeat.metrics.display import Display, PlainDisplay, SilentDisplay, make_display
@@ -94,6 +95,58 @@ def test_an_evaluation_is_announced_at_the_start_and_later_when_it_takes_long(tm
     told = [line.split()[0] for line in stream.getvalue().splitlines()[3:]]
     assert told == ["start", "eval", "step", "eval", "now", "eval", "now", "eval"]
     assert "\nnow       evaluating gsm8k: 200 prompts, 1 sample each\neval 0 " in stream.getvalue()
+
+
+def test_an_evaluation_tells_how_many_samples_are_finished_every_fifteen_seconds() -> None:
+    stream, now = io.StringIO(), [0.0]
+    display = PlainDisplay(stream, clock=lambda: now[0])
+    display.begin(HEADER)
+
+    def evaluate(seconds: int) -> list[str]:
+        before = len(stream.getvalue().splitlines())
+        display.phase("evaluating heldout: 64 prompts, 8 samples each", total=512)
+        for second in range(seconds):
+            now[0] += 1.0
+            display.activity(Activity(tokens=3, samples=10 * second))
+        display.evaluation(result(0, 0.2))
+        for _ in range(40):  # what the step samples is not the evaluation's
+            now[0] += 1.0
+            display.activity(Activity(tokens=3, samples=7))
+        return stream.getvalue().splitlines()[before:-1]
+
+    text = "evaluating heldout: 64 prompts, 8 samples each"
+    assert evaluate(70) == [
+        f"start     {text}",
+        *(f"start     {text} · {done}/512 samples" for done in (140, 290, 440, 512)),
+    ]
+    display.step(record(0))
+    assert evaluate(20) == [f"now       {text}", f"now       {text} · 140/512 samples"]
+    display.phase("evaluating heldout: 64 prompts, 8 samples each", total=512)
+    display.step(record(1))
+    evaluate(1)
+    assert "None" not in stream.getvalue()
+
+
+def test_the_status_of_a_terminal_has_the_finished_samples_of_an_evaluation() -> None:
+    display = LiveDisplay(io.StringIO(), width=100)
+
+    def block() -> str:
+        console = Console(file=io.StringIO(), width=100)
+        with console.capture() as shown:
+            console.print(display.renderable())
+        return shown.get()
+
+    display.phase("evaluating heldout: 64 prompts, 8 samples each", total=512)
+    display.activity(Activity(tokens=1234, samples=130))
+    assert "130/512 samples · generating 1,234 tokens" in block()
+    display.evaluation(result(0, 0.2))
+    display.step(record(0))
+    display.activity(Activity(tokens=1234, samples=130))
+    assert "samples" not in block()
+    display.phase("evaluating heldout: 64 prompts, 8 samples each", total=512)
+    assert "now        evaluating heldout: 64 prompts, 8 samples each · 130/512 samples" not in block()
+    display.activity(Activity(tokens=10, samples=20))
+    assert "now        evaluating heldout: 64 prompts, 8 samples each · 20/512 samples" in block()
 
 
 def test_a_long_phase_reports_every_ten_seconds() -> None:

@@ -184,14 +184,15 @@ def test_each_prompt_is_prefilled_once_for_all_its_samples() -> None:
 
 
 def test_finished_samples_are_no_longer_computed() -> None:
-    model, rows = model_of("qwen3"), list[int]()
-    sampler = HfSampler(model, on_tokens=rows.append)
+    model, rows, ended = model_of("qwen3"), list[int](), list[int]()
+    sampler = HfSampler(model, on_tokens=rows.append, on_finished=ended.append)
     rollouts = sampler.generate(
         requests_of([3, 8], 20), Sampling(max_new_tokens=30, stop_token_ids=tuple(range(12))), 0
     )
     lengths = np.array([len(rollout.token_ids) for rollout in rollouts])
     assert rows == [int((lengths > step).sum()) for step in range(lengths.max())]
     assert len(rows) > 3
+    assert ended == [int((lengths == step).sum()) for step in sorted(set(lengths.tolist()))]
 
 
 def test_any_of_several_stop_ids_ends_a_sample_and_stays_in_it_B084_B025() -> None:

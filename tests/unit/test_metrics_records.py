@@ -267,9 +267,10 @@ def test_evaluations_are_part_of_the_step_that_follows_them_and_the_last_ones_ha
     )
     assert record["eval/test/avg@1"] == 1.0
     assert record["eval/test/weights_version"] == 4
-    assert evaluation_record(4, 4, [result]) == {
+    assert evaluation_record(4, 4, [result], WINDOW) == {
         "step": 4,
         "weights_version": 4,
+        "time_evaluate_s": 2.0,
         **result.to_metrics(),
         "nonfinite": [],
     }

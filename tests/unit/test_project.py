@@ -29,7 +29,7 @@ PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 LEVELS: tuple[set[str], ...] = (
     {"__version__"},
     {"errors"},
-    {"types", "devices", "faults", "network", "user_code", "install"},
+    {"types", "devices", "faults", "network", "user_code", "install", "nearest"},
     {"config", "rpc.messages"},
     {"ports", "rpc", "memory", "models"},
     {"algorithms", "data", "metrics", "weights"},

@@ -19,7 +19,16 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.metrics.writer import RunFolder, encode_line, samples_file
 from offbeat.report import collect as collecting
 from offbeat.report.collect import Report, collect
-from offbeat.report.curves import alarm_list, clean_records, curves, evaluations, ranges, trained
+from offbeat.report.curves import (
+    alarm_list,
+    clean_records,
+    curves,
+    evaluation_times,
+    evaluations,
+    ranges,
+    totals,
+    trained,
+)
 from offbeat.report.header import drops, failure_of, journal_facts, settings, status
 from offbeat.report.lines import Lines, number, short, text, whole
 from offbeat.report.page import content_policy, embedded_json, page
@@ -191,6 +200,20 @@ def test_evaluations_are_drawn_over_the_version_that_they_are_about() -> None:
     assert [record["step"] for record in trained(records)] == []
 
 
+def test_the_time_of_the_last_evaluation_counts_and_makes_no_step() -> None:
+    last = {"step": 2, "weights_version": 2, "time_evaluate_s": 4.0, "eval/held/weights_version": 2}
+    records = clean_records(
+        [
+            {"step": 0, "reward_mean": 0.1, "time_evaluate_s": 3.0, "eval/held/weights_version": 0},
+            {"step": 1, "reward_mean": 0.2, "time_evaluate_s": 0.0},
+            last,
+        ]
+    )
+    assert evaluation_times(records) == {"versions": [0, 2], "seconds": [3, 4]}
+    assert totals(records)["time_evaluate_s"] == 7
+    assert [record["step"] for record in trained(records)] == [0, 1]
+
+
 def test_each_alarm_is_there_once_with_its_steps() -> None:
     steps = [{"step": s, "reward_errors": int(s in (2, 3, 4, 9)), "nonfinite": []} for s in range(10)]
     (alarm,) = alarm_list(steps)
@@ -295,6 +318,18 @@ def test_busy_time_is_a_union_and_the_pause_between_two_parts_is_in_none() -> No
     assert [(one["name"], one["seconds"], one["count"]) for one in engine["by_name"]] == [
         ("generate", 4, 1),
         ("decode", 3, 1),
+    ]
+
+
+def test_one_name_counts_apart_for_each_thing_that_it_was_done_for() -> None:
+    lines = [*process(7, "engine-0", 1), span(7, "decode", "sync", 0, 1e6), span(7, "decode", "evaluate", 1e6, 6e6)]
+    lines += [span(7, "decode", "generate", 7e6, 2e6), span(7, "prefill", "evaluate", 9e6, 1e6)]
+    (engine,) = timeline(read_trace(lines))["processes"]
+    assert [(one["name"], one["category"], one["seconds"]) for one in engine["by_name"]] == [
+        ("decode", "evaluate", 6),
+        ("decode", "generate", 2),
+        ("decode", "sync", 1),
+        ("prefill", "evaluate", 1),
     ]
 
 

@@ -63,12 +63,13 @@ def test_old_and_new_are_compared_part_by_part() -> None:
     ]
 
 
-def test_only_the_largest_changes_are_kept() -> None:
+def test_only_the_largest_changes_are_kept_and_single_samples_have_no_spread() -> None:
     comparison = Comparison()
     for number in range(50):
         sample = recorded(f"data/{number}", reward=0.0, parts={"right": 0.0})
         comparison.add([sample], [score(float(number), right=float(number))])
     assert [new.reward for _, new in comparison.largest] == [49.0, 48.0, 47.0]
+    assert not [line for line in comparison_lines(comparison) if line.startswith("spread")]
     heads = [text for _, text in report(comparison, Columns({})) if text.startswith("── ")]
     assert heads[0] == "── data/49 #0 · step 0 · reward 0 → 49"
 

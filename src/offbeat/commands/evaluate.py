@@ -14,6 +14,7 @@ from offbeat.evaluate import EvalResult, evaluate
 from offbeat.host import require_host
 from offbeat.metrics.display import Display
 from offbeat.metrics.writer import RunFolder
+from offbeat.nearest import run_hint
 from offbeat.saved_models import choose_checkpoint, model_at_hand
 
 
@@ -29,7 +30,9 @@ def evaluate_only(
     elif step is not None:
         raise ConfigError(f"--step {step} is for the folder of a run, and {target} is none; leave it out.")
     elif not target.exists():
-        raise ConfigError(f"{target}: no such file or folder; give a TOML file, or the folder of a run.")
+        raise ConfigError(
+            f"{target}: no such file or folder; give a TOML file, or the folder of a run. {run_hint(target)}"
+        )
     else:
         config = load_config(target, overrides)
     if not config.eval:
@@ -47,7 +50,7 @@ def evaluate_only(
             step=version,
             version=version,
             run_seed=prepared.config.seed,
-            begins=lambda eval_set: display.phase(f"evaluating {eval_set}"),
+            begins=lambda eval_set: display.phase(f"evaluating {eval_set}", total=eval_set.samples),
         )
         for result in results:
             display.evaluation(result)

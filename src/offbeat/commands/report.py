@@ -8,6 +8,7 @@ from pathlib import Path
 from offbeat.errors import ConfigError, RunError
 from offbeat.metrics import figures
 from offbeat.metrics.writer import RunFolder, is_run_config
+from offbeat.nearest import run_hint
 from offbeat.report.collect import Report, collect
 from offbeat.report.page import write_page
 
@@ -36,7 +37,7 @@ def report(run: Path, *, output: Path | None = None, samples_mb: float = SAMPLES
     """
     if not run.is_dir() or not _has_a_runs_file(run):
         what = "has none of a run's files" if run.is_dir() else "is a file" if run.exists() else "does not exist"
-        raise ConfigError(f"{run} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>.")
+        raise ConfigError(f"{run} is not the folder of a run: it {what}. {run_hint(run)}")
     path = output if output is not None else run / PAGE
     if path.is_dir():
         raise ConfigError(f"--output {path}: is a folder. Give the name of a file, such as {path / PAGE}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from offbeat.config.sections import Config, Section
@@ -26,6 +26,22 @@ def _section_of(annotation: Any) -> type[Section] | None:
         if found:
             return found
     return None
+
+
+def is_repeated(name: str) -> bool:
+    """Is this a list of sections, `[[name]]`?"""
+    return any(path.startswith(f"{name}[].") for path in config_fields())
+
+
+def entry_names(section: str, entries: Sequence[Any]) -> list[str]:
+    """What the entries of a list of sections are called, default names included; a tracker by its kind.
+
+    "" for an entry that has none.
+    """
+    key = "kind" if section == "trackers" else "name"
+    default = section_at([section]).model_fields[key].default
+    names = [entry.get(key, default) if isinstance(entry, Mapping) else None for entry in entries]
+    return [name if isinstance(name, str) else "" for name in names]
 
 
 def config_fields() -> list[str]:

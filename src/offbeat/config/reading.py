@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbeat.config.fields import entry_names, is_repeated
 from offbeat.config.paths import absolute
 from offbeat.config.problems import keys_in_doubt, sentences
 from offbeat.config.rules import rule_problems
@@ -107,19 +108,43 @@ def _apply_override(values: Json, override: str) -> str | None:
         value = text
     here: Any = values
     *parents, last = key.strip().split(".")
-    for part in parents:
-        if isinstance(here, list):
-            if not part.isdigit() or int(part) >= len(here):
-                return f"override {override!r}: {part!r} is not one of the {len(here)} entries (0 to {len(here) - 1})."
-            here = here[int(part)]
-        else:
-            here = here.setdefault(part, {})
-        if not isinstance(here, dict | list):
+    while parents:
+        part, *parents = parents
+        here = here.setdefault(part, {})
+        if isinstance(here, list) and is_repeated(part):
+            if not parents:
+                return f"override {override!r}: name the entry, {_known_entries(part, here)}."
+            index, parents = _entry(part, here, parents)
+            if index is None:
+                return (
+                    f"override {override!r}: {parents[0]!r} is no entry of {part}; it is {_known_entries(part, here)}."
+                )
+            here = here[index]
+        if not isinstance(here, dict):
             return f"override {override!r}: {part!r} is not a section."
-    if isinstance(here, list):
-        return f"override {override!r}: name the entry, e.g. {'.'.join(parents)}.0.{last}={text}."
     here[last] = value
     return None
+
+
+def _entry(section: str, entries: Sequence[Any], path: list[str]) -> tuple[int | None, list[str]]:
+    """Index of the entry that a path begins with, by its number or a name of its own, and the rest of the path.
+
+    A name may have dots; a number is always an index.
+    """
+    if path[0].isdecimal():
+        return (int(path[0]), path[1:]) if int(path[0]) < len(entries) else (None, path)
+    names = entry_names(section, entries)
+    for length in range(len(path), 0, -1):
+        name = ".".join(path[:length])
+        if names.count(name) == 1:
+            return names.index(name), path[length:]
+    return None, path
+
+
+def _known_entries(section: str, entries: Sequence[Any]) -> str:
+    """`0 (gsm8k), 1 (sums)`."""
+    names = enumerate(entry_names(section, entries))
+    return ", ".join(f"{index} ({name})" if name else str(index) for index, name in names)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Json:

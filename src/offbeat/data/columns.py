@@ -28,11 +28,7 @@ def check_column(rows: Rows, column: str, key: str, *, allow_none: bool = False)
     """Every row has the column, with something in it."""
     if not rows.rows:
         raise DataError(f"{rows.source}: no rows; a source needs at least one.")
-    if not any(column in row for row in rows.rows):
-        present = column_names(rows.rows)
-        near = difflib.get_close_matches(column, present, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; set {key} to one of them."
-        raise DataError(f"{key} = {column!r}: {rows.source} has no such column, only {', '.join(present)}{hint}")
+    check_present(rows, {key: column})
     for index, row in enumerate(rows.rows):
         if column not in row:
             raise DataError(
@@ -43,6 +39,19 @@ def check_column(rows: Rows, column: str, key: str, *, allow_none: bool = False)
             raise DataError(
                 f"{rows.where(index)}: column {column!r} ({key}) is empty (null); fill it or remove the row."
             )
+
+
+def check_present(rows: Rows, columns: Mapping[str, str]) -> None:
+    """Config key → column that some row must have. One `DataError` for all that no row has."""
+    missing: dict[str, str] = {}
+    for key, column in columns.items():
+        if rows.rows and not any(column in row for row in rows.rows):
+            present = column_names(rows.rows)
+            near = difflib.get_close_matches(column, present, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; set {key} to one of them."
+            missing[key] = f"{key} = {column!r}: {rows.source} has no such column, only {', '.join(present)}{hint}"
+    if missing:
+        raise DataError(*missing.values(), missing=missing)
 
 
 def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from offbeat.config import Config, DataSection, EvalSection
 from offbeat.data.chat import Renderer
-from offbeat.data.columns import check_column, check_prompts
+from offbeat.data.columns import check_column, check_present, check_prompts
 from offbeat.data.order import permutation, shares, slots
 from offbeat.data.sources import Row, Rows, load_rows
 from offbeat.errors import ConfigError, DataError
@@ -85,9 +85,11 @@ def open_source(
     kind: Literal["data", "eval", "warmup"] = "data",
 ) -> PromptSource:
     """Read a source, check its columns, leave out over-long prompts. Raises `ConfigError` (mostly `DataError`)."""
-    key = f"{kind}.{section.name}"
+    key = kind if kind == "warmup" else f"{kind}.{section.name}"
     renderer = Renderer(tokenizer, format=section.format, system=section.system, template_kwargs=template_kwargs or {})
     rows = load_rows(section.source, section.options)
+    columns = {f"{key}.prompt": section.prompt, f"{key}.answer": section.answer}
+    check_present(rows, {name: column for name, column in columns.items() if column is not None})
     check_prompts(rows, section.prompt, f"{key}.prompt")
     if section.answer is not None:
         # Some reasoning-gym tasks have no single answer, only a scorer.
@@ -195,13 +197,15 @@ def open_train(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptStre
     """Every `[[data]]` source, mixed. Problems of all sources are raised together as one `DataError`."""
     opened: list[PromptSource] = []
     problems: list[str] = []
+    missing: dict[str, str] = {}
     for section in config.data:
         try:
             opened.append(open_source(section, tokenizer, config.sampling.chat_template_kwargs))
         except DataError as error:
             problems.extend(error.problems)
+            missing |= error.missing
     if problems:
-        raise DataError(*problems)
+        raise DataError(*problems, missing=missing)
     return PromptStream(opened, prompts_per_step=config.prompts_per_step, seed=config.seed)
 
 
@@ -235,6 +239,17 @@ def eval_data_section(config: Config, section: EvalSection) -> DataSection:
         update={"name": section.name, "source": section.source, "options": section.options, "weight": 1.0, **given}
     )
     return base.model_copy(update={"system": None}) if base.format == "text" else base
+
+
+def own_problems(config: Config, section: EvalSection, error: DataError, told: Mapping[str, str]) -> list[str]:
+    """What is wrong with a held-out set, but for columns named by the first `[[data]]` that are missing there, too.
+
+    `told`: `DataError.missing` of the data.
+    """
+    fields = [name for name in ("prompt", "answer") if getattr(section, name) is None]
+    inherited = [f"eval.{section.name}.{name}" for name in fields if f"data.{config.data[0].name}.{name}" in told]
+    known = {error.missing.get(key) for key in inherited}
+    return [problem for problem in error.problems if problem not in known]
 
 
 def open_eval(config: Config, section: EvalSection, tokenizer: PreTrainedTokenizerBase) -> EvalSet:

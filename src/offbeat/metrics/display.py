@@ -23,6 +23,7 @@ from offbeat.metrics.status import (
     RunStatus,
     evaluation_words,
     reward_words,
+    sampled_words,
     time_words,
 )
 from offbeat.metrics.summary import Summary, summary_lines
@@ -31,6 +32,8 @@ Record: TypeAlias = Mapping[str, Any]
 
 PHASE_EVERY_S = 10.0
 """A phase of start-up that goes on prints a plain line no more often than this."""
+SAMPLED_EVERY_S = 15.0
+"""A phase that samples, such as an evaluation, prints a plain line so often."""
 LATE_S = 2.0
 """A phase between two steps prints a plain line once it has taken so long."""
 
@@ -44,7 +47,7 @@ class Display(Protocol):
 
     def phase(self, text: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
         """What is done before the first step, or between two. Another text begins another phase; steps and evaluations
-        end one."""
+        end one. A `total` alone is of samples: how many are finished is in the activity."""
         ...
 
     def step(self, record: Record) -> None:
@@ -105,6 +108,9 @@ class PlainDisplay:
         self._stepped = False
         self._untold: tuple[float, str] | None = None
         """A phase between two steps: since when, and its line."""
+        self._sampling: tuple[str, int] | None = None
+        """A phase that samples: its text, and how many samples there will be."""
+        self._sampling_told_s = 0.0
         self._deaf = False
 
     def begin(self, header: Header, history: Sequence[Record] = ()) -> None:
@@ -117,6 +123,8 @@ class PlainDisplay:
     def phase(self, text: str, done: int | None = None, total: int | None = None, note: str = "") -> None:
         counts = "" if done is None else f" {done}/{total}" if total is not None else f" {done}"
         line = f"{text}{counts}{f' · {note}' if note else ''}"
+        self._sampling = (text, total) if done is None and total is not None else None
+        self._sampling_told_s = self._clock()
         if self._stepped:
             self._untold = (self._clock(), line)
             return
@@ -152,6 +160,12 @@ class PlainDisplay:
         if self._untold is not None and self._clock() - self._untold[0] >= LATE_S:
             self._detail(f"now       {self._untold[1]}")
             self._untold = None
+        if self._sampling is not None and self._clock() - self._sampling_told_s >= SAMPLED_EVERY_S:
+            text, total = self._sampling
+            words = sampled_words(activity, total)
+            if words:
+                self._detail(f"{'now' if self._stepped else 'start':<9} {text} · {words}")
+                self._sampling_told_s = self._clock()
 
     def finish(self, summary: Summary) -> None:
         self._end_phase()
@@ -161,7 +175,7 @@ class PlainDisplay:
     def close(self) -> None: ...
 
     def _end_phase(self) -> None:
-        self._phase, self._phase_line, self._untold = "", "", None
+        self._phase, self._phase_line, self._untold, self._sampling = "", "", None, None
 
     def _detail(self, text: str) -> None:
         if not self._quiet:

@@ -41,6 +41,7 @@ from offbeat.metrics.status import (
     milestone_words,
     of,
     reward_words,
+    sampled_words,
     time_words,
 )
 from offbeat.metrics.summary import Summary, summary_lines
@@ -101,6 +102,8 @@ class LiveDisplay:
             self._end_phase()
         began_s = old.began_s if old is not None and old.text == text else self._clock()
         self._phase = _Phase(text, done, total, note, began_s)
+        if old is None or old.text != text:
+            self._activity = Activity()  # what was sampled before is not of this phase
         self._compose()
 
     def step(self, record: Record) -> None:
@@ -163,8 +166,10 @@ class LiveDisplay:
         now = activity_words(self._activity)
         if self._phase is not None and self._record is None:
             lines.append(self._phase_line(self._phase))
-        elif self._phase is not None:
-            now = " · ".join(word for word in (_phase_words(self._phase), now) if word)
+        if self._phase is not None:
+            sampled = sampled_words(self._activity, self._phase.total) if self._phase.done is None else ""
+            text = "" if self._record is None else _phase_words(self._phase)
+            now = " · ".join(word for word in (text, sampled, now) if word)
         # An empty line keeps the height of the block: one that comes and goes makes the terminal jump.
         lines.append(_line("now" if now else "", now, "green"))
         self._lines = tuple(lines)

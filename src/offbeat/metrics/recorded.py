@@ -16,6 +16,7 @@ import msgspec
 
 from offbeat.errors import ConfigError
 from offbeat.metrics.writer import OLDER_SAMPLES, SAMPLES
+from offbeat.nearest import run_hint
 
 
 class RecordedSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,9 @@ def sample_files(target: Path) -> list[Path]:
     if target.is_file():
         return [target]
     if not target.is_dir():
-        raise ConfigError(f"{target}: no such file or folder; give the folder of a run, or its samples.jsonl.")
+        raise ConfigError(
+            f"{target}: no such file or folder; give the folder of a run, or its samples.jsonl. {run_hint(target)}"
+        )
     found = [path for name in (OLDER_SAMPLES, SAMPLES) if (path := target / name).is_file()]
     if not found:
         raise ConfigError(f"{target} has no {SAMPLES}; give the folder of a run in which a step has finished.")

@@ -123,9 +123,12 @@ def step_record(
     return finite(record)
 
 
-def evaluation_record(step: int, version: int, evaluations: Sequence[EvalResult]) -> Json:
-    """The last line of metrics.jsonl: the evaluations after the last step, which no step's record could hold."""
-    record: Json = {"step": step, "weights_version": version}
+def evaluation_record(step: int, version: int, evaluations: Sequence[EvalResult], window: Window) -> Json:
+    """The last line of metrics.jsonl: the evaluations after the last step, which no step's record could hold.
+
+    `window` is the time since that step.
+    """
+    record: Json = {"step": step, "weights_version": version, "time_evaluate_s": seconds_of(window, "evaluate")}
     for result in evaluations:
         record |= result.to_metrics()
     return finite(record)

@@ -125,8 +125,9 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f"{steps}",
         f"reward     {_change(comparison.total)}",
         *(f"           {name} {_change(part)}" for name, part in comparison.parts.items()),
-        f"spread     {spread[0]} → {spread[1]} of groups have different rewards",
     ]
+    if comparison.samples > comparison.groups:  # one sample a group has nothing to differ from
+        lines.append(f"spread     {spread[0]} → {spread[1]} of groups have different rewards")
     if comparison.old_errors or comparison.new_errors:
         lines.append(f"errors     {comparison.old_errors:,} → {comparison.new_errors:,}")
     if comparison.first_error is not None:

@@ -42,6 +42,8 @@ class Activity:
 
     tokens: int | None = None
     """Generated so far of the batch in the making."""
+    samples: int | None = None
+    """Finished so far of that batch, of all engines."""
     note: str = ""
     """What else, e.g. `training: update, micro-batch 3 of 8`."""
 
@@ -208,6 +210,13 @@ def activity_words(activity: Activity) -> str:
     if note := activity.note.strip().rstrip(":"):
         words.append(note)
     return " · ".join(words)
+
+
+def sampled_words(activity: Activity, total: int | None) -> str:
+    """`130/512 samples`, of so many asked for; empty where nothing is sampled."""
+    if activity.samples is None or total is None:
+        return ""
+    return f"{of(min(activity.samples, total), total)} samples"
 
 
 def of(done: int, total: int | None) -> str:

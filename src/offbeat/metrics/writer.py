@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeAlias
 
 from offbeat.errors import ConfigError, RunError
+from offbeat.nearest import run_hint
 
 Json: TypeAlias = dict[str, Any]
 
@@ -79,7 +80,7 @@ class RunFolder:
             if is_run_config(folder.read_config()):
                 return folder
             what = "has a config.json that is no run's"
-        raise ConfigError(f"{path} is not the folder of a run: it {what}. Give a folder such as runs/<name>-<time>.")
+        raise ConfigError(f"{path} is not the folder of a run: it {what}. {run_hint(path)}")
 
     def log(self, process: str) -> Path:
         """Where the output of a process goes."""

@@ -63,7 +63,7 @@ def collect(run: Path, *, samples_bytes: int) -> Report:
         ),
         "offbeat": offbeat.__version__,
         "made": int(time.time()),
-        "totals": totals(steps),
+        "totals": totals(records),
         "curves": curves(records, exact, whole(config.get("prompts_per_step"))),
         "groups": sampled.curves,
         "timeline": {**timeline(trace), "events_limit": EVENT_LIMIT},

@@ -48,7 +48,7 @@ def trained(records: Sequence[Json]) -> list[Json]:
     return [record for record in records if any(not key.startswith("eval/") for key in record.keys() - _LABELS)]
 
 
-_LABELS = {"step", "weights_version", "nonfinite"}
+_LABELS = {"step", "weights_version", "nonfinite", "time_evaluate_s"}
 
 
 def curves(records: Sequence[Json], group_errors: Mapping[int, float | None], groups_per_step: int | None) -> Json:
@@ -69,6 +69,7 @@ def curves(records: Sequence[Json], group_errors: Mapping[int, float | None], gr
         "reward_error": rounded(errors),
         "nonfinite": nonfinite(steps),
         "evaluations": evaluations(records)[:NAME_LIMIT],
+        "evaluation_times": evaluation_times(records),
         "alarms": alarm_list(steps),
     }
 
@@ -109,6 +110,19 @@ def evaluations(records: Sequence[Json]) -> list[Json]:
             if at is not None:
                 sets.setdefault(name, {})[at] = {**point, "step": record["step"]}
     return [_set(name, points) for name, points in sets.items()]
+
+
+def evaluation_times(records: Sequence[Json]) -> Json:
+    """Seconds that the evaluations of each weights version took, all sets together; the last line has the last ones."""
+    found: dict[int, float] = {}
+    for record in records:
+        labels = (
+            value for key, value in record.items() if key.startswith("eval/") and key.endswith("/weights_version")
+        )
+        version, seconds = whole(next(labels, None)), record.get("time_evaluate_s")
+        if version is not None and seconds:
+            found[version] = found.get(version, 0.0) + seconds
+    return {"versions": sorted(found), "seconds": rounded(found[version] for version in sorted(found))}
 
 
 def _set(name: str, points: Mapping[int, Json]) -> Json:
@@ -167,8 +181,8 @@ def ranges(steps: Sequence[int], limit: int = 12) -> str:
     return ", ".join([*words, "…"] if len(parts) > limit else words)
 
 
-def totals(steps: Sequence[Json]) -> Json:
-    """Sums over all steps, for the head of the page."""
+def totals(records: Sequence[Json]) -> Json:
+    """Sums over all records, the last one's evaluations included, for the head of the page."""
     keys = ("time_step_s", "time_train_s", "time_wait_s", "time_sync_s", "time_evaluate_s", "tokens_generated")
     keys += ("tokens_trained", "skipped_updates", "reward_errors")
-    return {key: short(math.fsum(record.get(key) or 0 for record in steps)) for key in keys}
+    return {key: short(math.fsum(record.get(key) or 0 for record in records)) for key in keys}

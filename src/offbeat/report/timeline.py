@@ -178,13 +178,13 @@ def _busy(trace: Trace, found: Columns, row: int, name: str, traced_us: float) -
 
     all_names, all_categories = list(trace.names), list(trace.categories)
     by_name: list[Json] = []
-    for index in np.unique(label).tolist():
-        mask = label == index
-        found_in = all_categories[int(category[mask][0])]
+    # One name has several categories: an engine decodes for steps, for evaluations and for the parity probe.
+    for index, kind in np.unique(np.stack((label, category)), axis=1).T.tolist():
+        mask = (label == index) & (category == kind)
         by_name.append(
             {
                 "name": all_names[index],
-                "category": found_in,
+                "category": all_categories[kind],
                 "seconds": seconds(mask),
                 "count": int(np.count_nonzero(mask)),
             }

@@ -45,6 +45,7 @@ class HfSampler:
         name: of the engine; it is written into every rollout and error.
         max_rows: samples computed at once.
         on_tokens: called at every step with the number of tokens just sampled.
+        on_finished: called with the number of samples that have just ended, where any has.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class HfSampler:
         name: str = "hf",
         max_rows: int = 256,
         on_tokens: Callable[[int], None] = lambda count: None,
+        on_finished: Callable[[int], None] = lambda count: None,
     ) -> None:
         if max_rows < 1:
             raise ConfigError(f"max_rows = {max_rows}: must be at least 1.")
@@ -61,6 +63,7 @@ class HfSampler:
         self.name = name
         self.max_rows = max_rows
         self.on_tokens = on_tokens
+        self.on_finished = on_finished
         self.aborting = threading.Event()
         """Set it from any thread to cut running samples short at their next token; clear it to sample again."""
 
@@ -267,6 +270,8 @@ class _Call:
         for row in np.flatnonzero(done_B):
             self.reasons[samples_B[row]] = "stop" if stopped_B[row] else "length"
             self.finished_s[samples_B[row]] = now
+        if done_B.any():
+            self.sampler.on_finished(int(done_B.sum()))
         return ~done_B, tokens_B
 
     def _remove(self, going: np.ndarray) -> None:

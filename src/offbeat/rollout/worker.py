@@ -86,19 +86,25 @@ class EngineService:
 
 
 class TokenCount:
-    """Tokens sampled so far by the call at work, as the engine's sign of progress."""
+    """Tokens sampled and samples finished so far by the call at work, as the engine's sign of progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tokens = 0
+        self._samples = 0
 
     def begin(self) -> None:
-        self._tokens = 0
+        self._tokens = self._samples = 0
+        self._progress.advance(tokens=0, samples=0)
 
     def add(self, count: int) -> None:
         point("engine.step")
         self._tokens += count
         self._progress.advance(tokens=self._tokens)
+
+    def finished(self, count: int) -> None:
+        self._samples += count
+        self._progress.advance(samples=self._samples)
 
 
 def build(context: WorkerContext) -> Mapping[str, Method]:
@@ -125,7 +131,9 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
     context.progress.advance(note="ready")
     state = EngineState()
     tokens = TokenCount(context.progress)
-    sampler = HfSampler(model, name=context.name, max_rows=settings.max_rows, on_tokens=tokens.add)
+    sampler = HfSampler(
+        model, name=context.name, max_rows=settings.max_rows, on_tokens=tokens.add, on_finished=tokens.finished
+    )
 
     def describe() -> EngineDescription:
         return EngineDescription(

@@ -203,7 +203,7 @@ function timePanel(value, steps) {
   return section("time", "Where the time went", "One step is as long as its slower side when generation and training overlap.", grid(
     steps.chart("Time of a step", "seconds", TIMES, { zero: true, note: "Generation and rewards are of the samples that the step trained on, whenever they were made.", wide: true }),
     steps.chart("Overlap", "share of the shorter side's work", [["overlap", "hidden behind the other side"]], { share: true }),
-    mean(steps.values("time_evaluate_s")) ? steps.chart("Time of evaluations", "seconds", [["time_evaluate_s", "evaluate"]], { zero: true }) : null),
+    chartFigure({ title: "Time of evaluations", unit: "seconds, all held-out sets", x: value.curves.evaluation_times.versions, xLabel: "weights version", zero: true, series: [{ label: "evaluate", values: value.curves.evaluation_times.seconds, points: true }] })),
     timelinePanel(value),
     el("h3", { text: "Weight sync" }),
     grid(
