@@ -6,15 +6,19 @@ run it. No process of the run is started; another interpreter is asked a short q
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from offbeat.config import Config
 from offbeat.devices import choose_device
 from offbeat.errors import ConfigError, WeightSyncError
 from offbeat.install import pip_install
+from offbeat.memory import Lengths, ModelShape, estimate_memory
+from offbeat.metrics import figures
 from offbeat.network import listen
 from offbeat.trackers import require_trackers
 
@@ -47,6 +51,52 @@ def host_problems(config: Config, *, ask: bool = True) -> list[str]:
     elif ask:
         problems += _problems(partial(_ask, python))
     return list(dict.fromkeys(problems))
+
+
+def memory_problem(config: Config, shape: ModelShape, lengths: Lengths, there: int | None = None) -> str | None:
+    """A sentence where the processes on the CPU need more than the machine has (`there`, bytes). Loads torch."""
+    there = machine_memory() if there is None else there
+    need = _on_cpu(config, shape, lengths)
+    if there is None or need <= there:
+        return None
+    found = f"about {figures.size(need)} together on the CPU, and this machine has {figures.size(there)}"
+    trainer = config.trainer
+    smallest = config.model_copy(update={"trainer": trainer.model_copy(update={"micro_batch_tokens": 1})})
+    least = _on_cpu(smallest, shape, lengths)
+    if least <= there:
+        budget = trainer.micro_batch_tokens
+        return f"{found}: lower trainer.micro_batch_tokens (now {budget:,}); it changes memory and time only."
+    return (
+        f"{found}; with the lowest trainer.micro_batch_tokens still about {figures.size(least)}: use a smaller model, "
+        "fewer rollout.replicas or rollout.max_rows, or a larger machine."
+    )
+
+
+def _on_cpu(config: Config, shape: ModelShape, lengths: Lengths) -> int:
+    memory = estimate_memory(config, shape, lengths)
+    return memory.trainer * _is_cpu(config.trainer.device) + (
+        memory.engine * config.rollout.replicas * _is_cpu(config.rollout.device)
+    )
+
+
+def _is_cpu(device: str) -> bool:
+    try:
+        return choose_device(device).type == "cpu"
+    except ConfigError:  # none of this machine
+        return False
+
+
+def machine_memory() -> int | None:
+    """Bytes of main memory, less where a container has less; None where the system does not tell."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = ""
+    return min(found, int(limit)) if limit.isdigit() else found
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

@@ -1,10 +1,10 @@
 """An estimate of what a run needs in memory and on disk, from shapes alone: nothing is loaded or started. No torch.
 
 Trainer: float32 master weights, gradients and two AdamW moments (16 bytes a parameter), the compute copy, the
-activations of one micro-batch (34·h bytes a token and layer at two bytes a number without recomputation:
-Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without its attention term, which SDPA does not store), and three
-copies of its float32 logits. Engine: weights, the KV cache of `max_rows` samples of full length. Both: two buckets.
-It leaves out what libraries and allocators add; expect ±30 %.
+activations of the largest micro-batch that the data can fill (34·h bytes a token and layer at two bytes a number
+without recomputation: Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without its attention term, which SDPA does not
+store), and three copies of its float32 logits. Engine: weights, the KV cache of `max_rows` samples of full length.
+Both: two buckets. It leaves out what libraries and allocators add; expect ±30 %.
 """
 
 from __future__ import annotations
@@ -32,22 +32,40 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     engine: int
 
 
-def estimate_memory(config: Config, shape: ModelShape, max_prompt_tokens: int) -> MemoryEstimate:
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the longest of each that the data has."""
+
+    prompt: int
+    warmup: int = 0
+    """A prompt and its answer."""
+
+
+def estimate_memory(config: Config, shape: ModelShape, lengths: Lengths) -> MemoryEstimate:
     compute_bytes = 2 if config.trainer.dtype == "bfloat16" else 4
     engine_bytes = 2 if config.engine_dtype == "bfloat16" else 4
-    tokens = config.trainer.micro_batch_tokens
+    tokens = micro_batch_tokens(config, lengths)
     layers = 1 if config.trainer.gradient_checkpointing else shape.layers
     activations = tokens * (34 * shape.hidden * layers * compute_bytes // 2 + 2 * shape.hidden * shape.layers)
     logits = tokens * shape.vocab * 4 * 3
     copies = shape.parameters * compute_bytes if compute_bytes == 2 else 0
     buckets = round(2 * config.weights.bucket_mib * 2**20)
-    length = max_prompt_tokens + config.sampling.max_new_tokens
+    length = lengths.prompt + config.sampling.max_new_tokens
     rows = min(config.rollout.max_rows, -(-config.samples_per_step // config.rollout.replicas))
     cache = rows * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * engine_bytes
     return MemoryEstimate(
         trainer=shape.parameters * 16 + copies + activations + logits + buckets,
         engine=shape.parameters * engine_bytes + cache + rows * shape.vocab * 4 * 2 + buckets,
     )
+
+
+def micro_batch_tokens(config: Config, lengths: Lengths) -> int:
+    """Padded tokens of the largest micro-batch: whole rows up to the budget, at least one, at most the mini-batch."""
+    prompts = -(-config.prompts_per_step // config.updates_per_step)
+    passes = [(prompts * config.samples_per_prompt, lengths.prompt + config.sampling.max_new_tokens)]
+    if config.warmup is not None:
+        passes.append((config.warmup.samples_per_step, lengths.warmup))
+    budget = config.trainer.micro_batch_tokens
+    return max(length * max(1, min(rows, budget // max(1, length))) for rows, length in passes)
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:

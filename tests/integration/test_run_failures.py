@@ -97,6 +97,7 @@ def test_a_hanging_process_is_found_by_its_lack_of_progress(project: Path, tmp_p
     ended = command("train", config, "--run-dir", tmp_path / "run", faults="trainer.update=sleep:100@2")
     assert_failed(ended, r"trainer-0\.update: no progress for 1 s")
     assert "see " + str(tmp_path / "run/logs/trainer-0.log") in ended.err
+    assert "if it is slow and not stuck, raise limits.stall_s, or lower trainer.micro_batch_tokens." in ended.err
     assert "in update" in (tmp_path / "run/logs/trainer-0.log").read_text()  # where it hung
 
 

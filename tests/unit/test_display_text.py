@@ -255,8 +255,8 @@ def test_a_single_bad_batch_is_no_reason_to_speak_but_three_are() -> None:
     assert told([record(0, **bad), record(1, **bad)]) == {}
     found = told([record(step, **bad) for step in range(3)])
     assert found["no-spread"].startswith(
-        "step 2: 74 % of groups are without spread, all rewards equal (mean of the last 3 steps). They teach nothing: "
-        "use harder data"
+        "step 2: 74 % of groups are without spread, all rewards equal, and teach nothing (mean of the last 3 "
+        "steps). Use easier data if most of them fail, harder data if most are solved"
     )
     assert found["truncated"].startswith(
         "step 2: 12 % of samples were cut off at max_new_tokens (mean of the last 3 steps). Raise sampling.max"
@@ -269,14 +269,14 @@ def test_shares_at_the_limit_are_no_alarm() -> None:
 
 
 def test_advice_on_groups_without_spread_depends_on_why() -> None:
-    def advice(rewards: list[float]) -> str:
-        history = [record(i, reward_mean=r, groups_without_spread_fraction=0.9) for i, r in enumerate(rewards)]
-        return told(history)["no-spread"]
+    def advice(rewards: list[float], solved: float) -> str:
+        shares = {"groups_without_spread_fraction": 0.8, "solved_groups_fraction": solved}
+        return told([record(i, reward_mean=r, **shares) for i, r in enumerate(rewards)])["no-spread"]
 
-    assert "harder data" in advice([0.9, 0.9, 0.9])
-    assert "easier data" in advice([0.02, 0.02, 0.02])
-    assert "easier data" in advice([0.0, 0.02, 0.0])
-    assert "unlike before" in advice([0.9] * 3 + [0.01] * 3)
+    assert "Most of them are solved: use harder data" in advice([0.9, 0.9, 0.9], 0.7)
+    assert "Most of them fail: use easier data" in advice([0.19, 0.19, 0.19], 0.1)  # a fifth solved, most fail
+    assert "Most of them fail: use easier data" in advice([0.02, 0.02, 0.02], 0.0)
+    assert "unlike before" in advice([0.9] * 3 + [0.01] * 3, 0.0)
 
 
 def rewards_of(values: list[float], **other: Any) -> list[dict[str, Any]]:
@@ -334,6 +334,12 @@ def test_skipped_updates_and_reward_errors_speak_at_once_and_say_why() -> None:
     found = told([record(7, skipped_updates=2, reward_errors=3)])
     assert found["non-finite"].startswith("step 7: 2 updates were skipped because the gradient was not finite")
     assert found["reward-errors"].startswith("step 7: 3 reward calls failed and counted as 0.")
+    first = "correct: ValueError: cannot read '1493'\n\x1b[2J (reward.py:3)"
+    found = told([record(7, reward_errors=3, reward_error_first=first)])
+    assert found["reward-errors"].startswith(
+        "step 7: 3 reward calls failed and counted as 0; the first: correct: ValueError: cannot read '1493' ?[2J "
+        "(reward.py:3). The texts are under 'errors' in samples.jsonl"
+    )
     nothing = told([record(7, skipped_updates=1, groups_without_spread_fraction=1.0)])
     assert set(nothing) == {"nothing-to-train"}
     assert "because in all groups of that update all rewards were equal: nothing" in nothing["nothing-to-train"]

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from offbeat.errors import ConfigError, ModelError, RunError
+from offbeat.layer_progress import tell_of_layers
 from offbeat.rollout.hf import HfSampler
 from offbeat.types import GenerateRequest, Rollout, Sampling, sample_seed
 
@@ -317,3 +318,13 @@ def test_a_model_without_a_key_value_cache_is_refused() -> None:
 
     with pytest.raises(ModelError, match="Stateful takes neither of cache, past_key_values"):
         HfSampler(Stateful())  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_prefill_tells_of_each_layer_before_its_first_token() -> None:
+    model: Any = AutoModelForCausalLM.from_config(CONFIGS["qwen3"]()).eval()
+    told: list[str] = []
+    tell_of_layers(model, lambda: told.append("layer"))
+    HfSampler(model, on_tokens=lambda count: told.append("token")).generate(
+        requests_of([9], 2), Sampling(max_new_tokens=1), 0
+    )
+    assert told == ["layer"] * (model.config.num_hidden_layers + 1) + ["token"]

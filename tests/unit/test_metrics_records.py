@@ -18,6 +18,7 @@ from offbeat.metrics.records import (
     finite,
     has_spread,
     sample_statistics,
+    solved_fraction,
     step_record,
     times,
 )
@@ -224,7 +225,16 @@ def test_groups_are_told_by_prompt_and_epoch_not_by_neighbourhood() -> None:
         scored("b", 1, reward=0.0),
         scored("a", 1, reward=1.0, epoch=1),
     ]
-    assert sample_statistics(mixed)["groups_without_spread_fraction"] == pytest.approx(2 / 3)
+    found = sample_statistics(mixed)
+    assert found["groups_without_spread_fraction"] == pytest.approx(2 / 3)
+    assert found["solved_groups_fraction"] == pytest.approx(1 / 3)
+
+
+def test_a_solved_group_is_without_spread_and_in_the_upper_half_of_the_rewards() -> None:
+    assert solved_fraction([]) is None
+    assert solved_fraction([[0, 0], [0, 0], [0, 1], [1, 1]]) == 0.25
+    assert solved_fraction([[-1, -1], [0, 0]]) == 0.5  # penalties
+    assert (solved_fraction([[1, 1], [1, 1]]), solved_fraction([[0, 0]]), solved_fraction([[-1, -1]])) == (1, 0, 0)
 
 
 def test_no_spread_means_the_same_as_in_the_advantages() -> None:

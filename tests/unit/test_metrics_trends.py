@@ -166,6 +166,7 @@ def test_a_function_that_always_fails_hides_no_constant_one() -> None:
     some = scored(parts={"f": 0.0, "g": 1.0}, errors=("f: ValueError", "f: again"))
     statistics_of = sample_statistics([some, scored(parts={"f": 0.0, "g": 1.0})])
     assert (statistics_of["reward_errors"], statistics_of["reward_errors/f"]) == (2, 2)
+    assert statistics_of["reward_error_first"] == "f: ValueError"
     assert "reward_errors/g" not in statistics_of
 
 

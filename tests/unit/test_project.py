@@ -29,7 +29,7 @@ PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 LEVELS: tuple[set[str], ...] = (
     {"__version__"},
     {"errors"},
-    {"types", "devices", "faults", "network", "user_code", "install", "nearest"},
+    {"types", "devices", "faults", "network", "user_code", "install", "nearest", "layer_progress"},
     {"config", "rpc.messages"},
     {"ports", "rpc", "memory", "models"},
     {"algorithms", "data", "metrics", "weights"},

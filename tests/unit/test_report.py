@@ -215,11 +215,13 @@ def test_the_time_of_the_last_evaluation_counts_and_makes_no_step() -> None:
 
 
 def test_each_alarm_is_there_once_with_its_steps() -> None:
-    steps = [{"step": s, "reward_errors": int(s in (2, 3, 4, 9)), "nonfinite": []} for s in range(10)]
+    lines = [{"step": s, "reward_errors": int(s in (2, 3, 4, 9)), "reward_error_first": "f: E"} for s in range(10)]
+    steps = clean_records(lines)
+    assert list(curves(steps, {}, None)["series"]) == ["reward_errors"]
     (alarm,) = alarm_list(steps)
     assert alarm["kind"] == "reward-errors"
     assert (alarm["step"], alarm["steps"], alarm["count"], alarm["now"]) == (2, "2–4, 9", 4, True)
-    assert alarm["newest"].startswith("step 9: 1 reward call failed")
+    assert alarm["newest"].startswith("step 9: 1 reward call failed and counted as 0; the first: f: E. The texts")
 
 
 def test_steps_are_written_as_ranges() -> None:

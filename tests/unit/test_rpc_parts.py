@@ -18,6 +18,7 @@ from offbeat.rpc.guard import start_ticks
 from offbeat.rpc.process import describe_exit
 from offbeat.rpc.server import Progress
 from offbeat.rpc.transport import Listener
+from offbeat.rpc.worker import ProgressSnapshot, stalled
 
 
 def test_a_failure_is_bounded_and_has_the_whole_chain_B029() -> None:
@@ -148,3 +149,17 @@ def test_progress_keeps_the_latest_values_and_never_fails_to_encode() -> None:
 
 def test_curve_is_available() -> None:
     assert zmq.has("curve"), "this pyzmq was built without CURVE: tcp transport cannot be used"
+
+
+def test_a_stall_says_what_it_is_and_what_to_do_where_it_is_only_slow() -> None:
+    log, advice = Path("logs/trainer-0.log"), "raise limits.stall_s."
+    during = ProgressSnapshot(count=7, note="update, micro-batch 1 of 2", changed=20.0)
+    assert stalled("trainer-0.update", 120.0, during, 10.0, log, advice) == (
+        "trainer-0.update: no progress for 120 s; its last progress was 'update, micro-batch 1 of 2'; see "
+        "logs/trainer-0.log; if it is slow and not stuck, raise limits.stall_s."
+    )
+    before = ProgressSnapshot(count=11, note="logprobs", changed=5.0)
+    assert "'logprobs', before this call; see" in stalled("trainer-0.update", 120.0, before, 10.0, log, advice)
+    assert (
+        stalled("e.f", 0.5, ProgressSnapshot(), 10.0, log, "") == "e.f: no progress for 0.5 s; see logs/trainer-0.log"
+    )

@@ -409,3 +409,28 @@ def test_weights_that_are_no_numbers_are_not_saved(folder: Path, tmp_path: Path)
     with pytest.raises(RunError, match=r"^model\.norm\.weight has values that are NaN.* no checkpoint is made of them"):
         state.save(learner, tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("make", [tiny_qwen3, tiny_moe])
+def test_one_micro_batch_tells_of_each_layer_forward_and_backward(
+    tmp_path: Path, make: Any, checkpointing: bool
+) -> None:
+    """On a slow machine one micro-batch takes minutes; the stall limit must not take it for one that hangs."""
+    path = make(tmp_path / "model", vocab=40, layers=3)
+    told: list[str | None] = []
+    section = TrainerSection(dtype="float32", gradient_checkpointing=checkpointing)
+    model = load_model(str(path), None, init="pretrained", seed=0)
+    learner = Learner(model, section, LossSection(), total_updates=5, progress=told.append)
+    learner.update(batch(0))
+    first, *within, last = told
+    assert (first, set(within), last) == ("update, micro-batch 1 of 1", {None}, "update, optimizer")
+    assert len(within) >= 3 + 3 + 2 + 1  # layers forward, layers backward, the head both ways, its scores
+    told.clear()
+    learner.logprobs([sample(0)], SAMPLING)
+    assert told == ["logprobs", *[None] * (3 + 1 + 1)]  # layers, head, results
+    told.clear()
+    pair = SupervisedSample(prompt_token_ids=np.arange(2, 5, dtype=np.int32), token_ids=np.ones(2, dtype=np.int32))
+    learner.supervise([pair], 1e-3, last=True)
+    assert (told[0], told[-1]) == ("supervise", "supervise, optimizer")
+    assert told.count(None) >= 9

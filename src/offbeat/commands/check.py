@@ -8,8 +8,8 @@ from rich.text import Text
 from offbeat.build import Prepared, prepare
 from offbeat.config import Config
 from offbeat.errors import ConfigError
-from offbeat.host import host_problems
-from offbeat.memory import checkpoint_bytes, estimate_memory, read_shape
+from offbeat.host import host_problems, memory_problem
+from offbeat.memory import Lengths, checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
 from offbeat.showing import saved_when, slow_dtypes
@@ -58,8 +58,9 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
     """(label, text) of everything but the prompt."""
     config = prepared.config
     shape = read_shape(str(prepared.model.folder), None)
-    longest = max(section.max_prompt_tokens for section in config.data)
-    memory = estimate_memory(config, shape, longest)
+    lengths = _lengths(prepared)
+    memory = estimate_memory(config, shape, lengths)
+    problem = memory_problem(config, shape, lengths)
     sampling = prepared.sampling
     found = [
         ("model", f"{prepared.model_name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
@@ -67,6 +68,7 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
             "memory",
             f"about {figures.size(memory.trainer)} for the trainer, {figures.size(memory.engine)} for each engine",
         ),
+        *([] if problem is None else [("memory", f"! {problem}")]),
         (
             "disk",
             f"about {figures.size(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, "
@@ -117,6 +119,16 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
         )
     )
     return found
+
+
+def _lengths(prepared: Prepared) -> Lengths:
+    """Of the prompts in use, and of the first warm-up step, which stands for all."""
+    prompts = [source.longest for source in prepared.prompts.sources]
+    prompts += [len(prompt.token_ids) for data in prepared.eval_data for prompt in data.prompts]
+    warmup = [] if prepared.warmup is None else prepared.warmup.batch(0)
+    return Lengths(
+        prompt=max(prompts), warmup=max((len(s.prompt_token_ids) + len(s.token_ids) for s in warmup), default=0)
+    )
 
 
 def _rewards(functions: dict[str, float]) -> str:

@@ -276,7 +276,7 @@ class LimitsSection(Section):
     heartbeat_s: Seconds = 10.0
     """Silence of a process's input/output thread."""
     stall_s: Seconds = 120.0
-    """A busy worker without progress (no token, no micro-batch)."""
+    """A busy worker without progress (no token, no layer of a model). Raise it where that is slow, not stuck."""
     generate_s: Seconds = 3600.0
     update_s: Seconds = 3600.0
 

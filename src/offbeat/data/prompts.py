@@ -40,6 +40,8 @@ class PromptSource:
     rows: Rows
     kept: np.ndarray
     """Indices of the rows that are short enough, ascending."""
+    longest: int
+    """Tokens of the longest prompt among them."""
     renderer: Renderer
 
     @property
@@ -94,11 +96,13 @@ def open_source(
     if section.answer is not None:
         # Some reasoning-gym tasks have no single answer, only a scorer.
         check_column(rows, section.answer, f"{key}.answer", allow_none=section.source.startswith("reasoning_gym:"))
-    return PromptSource(section, rows, _short_enough(section, rows, renderer, key), renderer)
+    kept, longest = _short_enough(section, rows, renderer, key)
+    return PromptSource(section, rows, kept, longest, renderer)
 
 
-def _short_enough(section: DataSection, rows: Rows, renderer: Renderer, key: str) -> np.ndarray:
+def _short_enough(section: DataSection, rows: Rows, renderer: Renderer, key: str) -> tuple[np.ndarray, int]:
     kept: list[int] = []
+    longest = 0
     total = len(rows.rows)
     for start in range(0, total, _BLOCK):
         indices = range(start, min(start + _BLOCK, total))
@@ -107,6 +111,7 @@ def _short_enough(section: DataSection, rows: Rows, renderer: Renderer, key: str
         for index, length in zip(indices, lengths, strict=True):
             if length <= section.max_prompt_tokens:
                 kept.append(index)
+                longest = max(longest, length)
             elif section.over_long == "error":
                 raise DataError(
                     f"{rows.where(index)}: the prompt has {length} tokens, more than {key}.max_prompt_tokens = "
@@ -117,7 +122,7 @@ def _short_enough(section: DataSection, rows: Rows, renderer: Renderer, key: str
             f"{key}: {total} rows before filtering, 0 after: every prompt is longer than max_prompt_tokens = "
             f"{section.max_prompt_tokens}; raise it."
         )
-    return np.asarray(kept, dtype=np.int64)
+    return np.asarray(kept, dtype=np.int64), longest
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,12 @@ def _reward_errors(history: Sequence[Record]) -> Iterable[Alarm]:
     errors = record.get("reward_errors") or 0
     if errors:
         calls = "1 reward call" if errors == 1 else f"{errors} reward calls"
+        first = record.get("reward_error_first")
+        cause = f"; the first: {printable(' '.join(first.split()), None)}" if isinstance(first, str) else ""
         yield Alarm(
             "reward-errors",
-            f"step {record['step']}: {calls} failed and counted as 0. The texts are under 'errors' in samples.jsonl; "
-            "mend the function, or raise rewards.timeout_s if it is too slow.",
+            f"step {record['step']}: {calls} failed and counted as 0{cause}. The texts are under 'errors' in "
+            "samples.jsonl; mend the function, or raise rewards.timeout_s if it is too slow.",
         )
 
 
@@ -126,17 +128,27 @@ def _no_spread(history: Sequence[Record]) -> Iterable[Alarm]:
         return
     reward = _recent(history, "reward_mean")
     best = trends.best_mean(history[:-WINDOW], "reward_mean", WINDOW)
-    if reward is None or reward > NEAR_ZERO:
-        advice = "They teach nothing: use harder data, or more samples_per_prompt."
-    elif best is None or best <= NEAR_ZERO:
-        advice = "Nearly all fail: use easier data, more samples_per_prompt, or a [warmup]."
-    else:
+    if best is not None and reward is not None and reward <= NEAR_ZERO < best:
         advice = "Nearly all fail, unlike before: use easier data, or lower trainer.lr if it does not recover."
+    else:
+        advice = spread_advice(share, _recent(history, "solved_groups_fraction"))
     yield Alarm(
         "no-spread",
-        f"step {history[-1]['step']}: {percent(share)} of groups are without spread, all rewards equal "
-        f"({_mean_of(WINDOW)}). {advice}",
+        f"step {history[-1]['step']}: {percent(share)} of groups are without spread, all rewards equal, and teach "
+        f"nothing ({_mean_of(WINDOW)}). {advice}",
     )
+
+
+def spread_advice(without: float, solved: float | None) -> str:
+    """What to do about so many groups without spread, of which `solved` are good; both are shares of all groups.
+
+    None: not known, as in records of older releases.
+    """
+    if solved is None:
+        return "Use easier data if most of them fail, harder data if most are solved, or more samples_per_prompt."
+    if solved > without / 2:
+        return "Most of them are solved: use harder data, or more samples_per_prompt."
+    return "Most of them fail: use easier data, more samples_per_prompt, or a [warmup]."
 
 
 def _truncated(history: Sequence[Record]) -> Iterable[Alarm]:

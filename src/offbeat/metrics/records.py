@@ -17,6 +17,7 @@ from offbeat.metrics.evaluation import EvalResult
 from offbeat.metrics.overlap import intersection, intervals_of, length, overlap, seconds_of
 from offbeat.metrics.parts import part_deviations, part_errors, part_means
 from offbeat.metrics.spans import Window
+from offbeat.metrics.trends import NEAR_ZERO
 from offbeat.ports import SyncReport
 from offbeat.rpc.messages import UpdateResult
 from offbeat.types import Batch, Rollout, Scored
@@ -26,6 +27,9 @@ Json: TypeAlias = dict[str, Any]
 SPREAD_TOLERANCE = 1e-9
 """Rewards of a group are equal when they differ by less, relative to the largest (or 1): as in the advantages, which
 cannot be imported here because they need torch; a test holds the two together."""
+
+ERROR_LENGTH = 300
+"""Characters of the first error of a step; its whole text is in samples.jsonl."""
 
 FROM_TRAINER = (
     "loss",
@@ -53,6 +57,7 @@ REQUIRED = (
     "response_length_mean",
     "truncated_fraction",
     "groups_without_spread_fraction",
+    "solved_groups_fraction",
     "reward_errors",
     "staleness_min",
     "staleness_max",
@@ -152,13 +157,20 @@ def sample_statistics(scored: Sequence[Scored]) -> Json:
         "response_length_mean": average(lengths),
         "truncated_fraction": average([sample.rollout.finish_reason == "length" for sample in scored]),
         "groups_without_spread_fraction": average([not has_spread(group) for group in groups.values()]),
+        "solved_groups_fraction": solved_fraction(list(groups.values())),
         **{f"reward/{name}": value for name, value in part_means(scored).items()},
         **{f"reward_std/{name}": value for name, value in part_deviations(scored).items()},
         **{f"engine_seconds_per_token/{name}": value for name, value in seconds_per_token(scored).items()},
         "reward_errors": sum(len(sample.errors) for sample in scored),
         **{f"reward_errors/{name}": count for name, count in part_errors(scored).items()},
+        **_first_error(scored),
         "tokens_generated": sum(lengths),
     }
+
+
+def _first_error(scored: Sequence[Scored]) -> Json:
+    found = next((error for sample in scored for error in sample.errors), None)
+    return {} if found is None else {"reward_error_first": found[:ERROR_LENGTH]}
 
 
 def seconds_per_token(scored: Sequence[Scored]) -> dict[str, float]:
@@ -187,6 +199,18 @@ def has_spread(rewards: Sequence[float]) -> bool:
     """False for a group that teaches nothing: its rewards are all equal, up to the last bits of a weighted sum."""
     low, high = min(rewards), max(rewards)
     return high - low > SPREAD_TOLERANCE * max(abs(low), abs(high), 1.0)
+
+
+def solved_fraction(groups: Sequence[Sequence[float]]) -> float | None:
+    """Share of all groups that are without spread and good: in the upper half of the rewards seen.
+
+    Where all rewards are one, its sign alone tells. None without a group.
+    """
+    if not groups:
+        return None
+    low, high = min(map(min, groups)), max(map(max, groups))
+    good = (low + high) / 2 if has_spread([low, high]) else NEAR_ZERO
+    return sum(not has_spread(group) and group[0] > good for group in groups) / len(groups)
 
 
 def average(values: Sequence[float]) -> float | None:

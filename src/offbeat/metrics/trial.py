@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.metrics import figures
-from offbeat.metrics.alarms import NO_SPREAD_LIMIT, TRUNCATED_LIMIT
+from offbeat.metrics.alarms import NO_SPREAD_LIMIT, TRUNCATED_LIMIT, spread_advice
 from offbeat.metrics.evaluation import mean_with_error
 from offbeat.metrics.recorded import RecordedSample
-from offbeat.metrics.records import has_spread
-from offbeat.metrics.trends import NEAR_ZERO
+from offbeat.metrics.records import has_spread, solved_fraction
 
 NOT_GRADED_LIMIT = 0.1
 """A function that abstains on more than this share of its samples is spoken of."""
@@ -54,7 +53,7 @@ class Trial:
     parts: tuple[PartScores, ...]
     groups_with_spread_fraction: float
     solved_groups_fraction: float
-    """Share of all groups that are without spread and in the upper half of the rewards seen."""
+    """See `records.solved_fraction`."""
     same_text_groups_fraction: float
     """Share of groups whose completions are all one text."""
     truncated_fraction: float
@@ -86,8 +85,7 @@ def measure(
         groups.setdefault((sample.prompt_id, sample.epoch), []).append(sample)
     grouped = [[sample.reward or 0.0 for sample in group] for group in groups.values()]
     mean, error, prompts = _clustered((sample.prompt_id, sample.reward or 0.0) for sample in samples)
-    flat = [group[0] for group in grouped if not has_spread(group)]
-    low, high = min(rewards), max(rewards)
+    spread = [has_spread(group) for group in grouped]
     lengths = sorted(sample.completion_tokens for sample in samples)
     one_text = [len({sample.completion for sample in group}) == 1 < len(group) for group in groups.values()]
     return Trial(
@@ -95,11 +93,11 @@ def measure(
         samples=len(samples),
         reward_mean=mean,
         reward_error=error,
-        reward_low=low,
-        reward_high=high,
+        reward_low=min(rewards),
+        reward_high=max(rewards),
         parts=tuple(_part(name, weight, samples, functions) for name, weight in _weights(functions, samples).items()),
-        groups_with_spread_fraction=1 - len(flat) / len(grouped),
-        solved_groups_fraction=sum(_is_good(value, low, high) for value in flat) / len(grouped),
+        groups_with_spread_fraction=sum(spread) / len(grouped),
+        solved_groups_fraction=solved_fraction(grouped) or 0.0,
         same_text_groups_fraction=sum(one_text) / len(grouped),
         truncated_fraction=sum(sample.finish_reason == "length" for sample in samples) / len(samples),
         empty_fraction=sum(not sample.completion.strip() for sample in samples) / len(samples),
@@ -111,11 +109,6 @@ def measure(
         time_generate_s=time_generate_s,
         time_reward_s=time_reward_s,
     )
-
-
-def _is_good(reward: float, low: float, high: float) -> bool:
-    """Of a group without spread: are its samples good ones? Where all rewards are one, by its sign alone."""
-    return reward > (low + high) / 2 if has_spread([low, high]) else reward > NEAR_ZERO
 
 
 def _weights(functions: Mapping[str, Mapping[str, float]], samples: Sequence[RecordedSample]) -> dict[str, float]:
@@ -245,12 +238,7 @@ def _spread(trial: Trial) -> Iterable[str]:
                 "tells good samples from bad ones, or harder data."
             )
     elif without > NO_SPREAD_LIMIT:
-        solved = trial.solved_groups_fraction > without / 2
-        advice = (
-            "Most of them are solved: use harder data, or more samples_per_prompt."
-            if solved
-            else "Most of them fail: use easier data, more samples_per_prompt, or a [warmup]."
-        )
+        advice = spread_advice(without, trial.solved_groups_fraction)
         yield f"{figures.percent(without)} of groups are without spread and teach nothing. {advice}"
     if trial.same_text_groups_fraction > NO_SPREAD_LIMIT:
         yield (

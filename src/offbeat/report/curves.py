@@ -21,10 +21,15 @@ _EVALUATION = re.compile(r"^eval/(?P<name>[^/]+)/(?P<what>.+)$")
 _SCORE = re.compile(r"^(?:avg|pass)@\d+$")
 
 
+_WORDS = ("reward_error_first",)
+"""Keys whose value is text: what an alarm quotes."""
+
+
 def clean_records(records: Iterable[Mapping[str, Any]]) -> list[Json]:
     """One record a step, in order of the steps; of two about one step the later one's values win.
 
-    Values are finite numbers or None; `nonfinite` is a list of keys. A record without a step is left out.
+    Values are finite numbers or None, and text for `_WORDS`; `nonfinite` is a list of keys. A record without a step is
+    left out.
     """
     found: dict[int, Json] = {}
     for record in records:
@@ -35,7 +40,8 @@ def clean_records(records: Iterable[Mapping[str, Any]]) -> list[Json]:
         listed = record.get("nonfinite")
         strange = [text(key) for key in listed] if isinstance(listed, list) else []
         strange += [key for key, value in record.items() if _is_number(value) and number(value) is None]
-        found[step] = {**found.get(step, {}), **numbers, "step": step, "nonfinite": strange}
+        words = {key: text(value) for key in _WORDS if isinstance(value := record.get(key), str)}
+        found[step] = {**found.get(step, {}), **numbers, **words, "step": step, "nonfinite": strange}
     return [found[step] for step in sorted(found)]
 
 
@@ -60,7 +66,7 @@ def curves(records: Sequence[Json], group_errors: Mapping[int, float | None], gr
     steps = trained(records)
     stride = max(1, math.ceil(len(steps) / STEP_LIMIT))
     shown = [record for i, record in enumerate(steps) if i % stride == 0 or i == len(steps) - 1]
-    keys = [key for key in _keys(shown) if not key.startswith("eval/") and key not in ("step", "nonfinite")]
+    keys = [key for key in _keys(shown) if not key.startswith("eval/") and key not in ("step", "nonfinite", *_WORDS)]
     errors = [_reward_error(record, group_errors, groups_per_step) for record in shown]
     return {
         "steps": [record["step"] for record in shown],

@@ -10,6 +10,7 @@ from offbeat.rpc.messages import EngineDescription, GenerateCall, GenerateResult
 from offbeat.types import GenerateRequest, Rollout, Sampling
 
 DESCRIBE_S = 30.0
+IF_SLOW = "raise limits.stall_s, or lower rollout.max_rows."
 
 
 class RemoteEngine:
@@ -32,7 +33,7 @@ class RemoteEngine:
     async def generate(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> list[Rollout]:
         call = GenerateCall(requests=tuple(requests), sampling=sampling)
         result = await self.worker.call(
-            "generate", call, GenerateResult, timeout_s=self._generate_s, stall_s=self._stall_s
+            "generate", call, GenerateResult, timeout_s=self._generate_s, stall_s=self._stall_s, if_slow=IF_SLOW
         )
         return list(result.rollouts)
 

@@ -116,6 +116,7 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
     import transformers
 
     from offbeat.devices import choose_device
+    from offbeat.layer_progress import tell_of_layers
     from offbeat.rollout.empty_model import empty_model
     from offbeat.rollout.hf import HfSampler
     from offbeat.rollout.weight_sink import ModelWeightSink
@@ -127,6 +128,7 @@ def build(context: WorkerContext) -> Mapping[str, Method]:
     device = choose_device(settings.device)
     context.progress.advance(note=f"building the model on {device}")
     model = empty_model(settings.model, settings.revision, settings.dtype, device)
+    tell_of_layers(model, context.progress.advance)  # a prefill pass can be long
     point("engine.after_load")
     context.progress.advance(note="ready")
     state = EngineState()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from offbeat.errors import CallTimeout, ProtocolError, RemoteError, WorkerDied
@@ -59,6 +60,14 @@ class ProgressSnapshot:
     """When it last changed, on the hub's clock (`Hub.awake_s`)."""
 
 
+def stalled(call: str, stall_s: float, progress: ProgressSnapshot, started: float, log: Path, if_slow: str) -> str:
+    """Of a call since `started` that made no progress for `stall_s`. The worker's last progress may be of another."""
+    note = f"; its last progress was {progress.note!r}" if progress.note else ""
+    before = ", before this call" if note and progress.changed < started else ""
+    advice = f"; if it is slow and not stuck, {if_slow}" if if_slow else ""
+    return f"{call}: no progress for {stall_s:g} s{note}{before}; see {log}{advice}"
+
+
 def may_go_unheard(future: asyncio.Future[Any]) -> None:
     """Its failure may come when nobody waits for it any more: that is no unhandled error to be printed."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -99,10 +108,12 @@ class Worker:
         *,
         timeout_s: float,
         stall_s: float | None = None,
+        if_slow: str = "",
     ) -> R:
         """Calls a method and waits for its result; arrays in it are read-only.
 
-        Arrays in `arguments` must not be written to until the call is over.
+        Arrays in `arguments` must not be written to until the call is over. `if_slow` ends the message of a call that
+        was given up for lack of progress: what to change where the work is slow and not stuck.
 
         Raises:
             RemoteError: the method raised; carries type, message and traceback as text.
@@ -123,7 +134,7 @@ class Worker:
         try:
             await self._send(frames, future, method, started + timeout_s)
             del frames
-            message = await self._reply(future, method, started, timeout_s, stall_s)
+            message = await self._reply(future, method, started, timeout_s, stall_s, if_slow)
         except CallTimeout:
             slow = True
             raise
@@ -165,6 +176,7 @@ class Worker:
         started: float,
         timeout_s: float,
         stall_s: float | None,
+        if_slow: str,
     ) -> Message:
         while True:
             now = self._hub.awake_s()
@@ -173,16 +185,19 @@ class Worker:
                 # A heartbeat reports progress up to one beat late.
                 stall_at = max(started, self.progress.changed) + stall_s + min(1.0, self._hub.heartbeat_s / 5)
             if now >= started + timeout_s:
-                raise CallTimeout(f"{self.name}.{method}: no reply after {timeout_s:g} s{self._where()}")
+                raise CallTimeout(
+                    f"{self.name}.{method}: no reply after {timeout_s:g} s{self._last_progress()}; see {self.spec.log}"
+                )
             if now >= stall_at:
-                raise CallTimeout(f"{self.name}.{method}: no progress for {stall_s:g} s{self._where()}")
+                call = f"{self.name}.{method}"
+                raise CallTimeout(stalled(call, stall_s or 0.0, self.progress, started, self.spec.log, if_slow))
             await asyncio.wait([future], timeout=min(started + timeout_s, stall_at) - now)
             if future.done():
                 return future.result()
 
-    def _where(self) -> str:
-        note = f"; its last progress was {self.progress.note!r}" if self.progress.note else ""
-        return f"{note} ({self.progress_age_s:.1f} s ago, {self.progress.count} in all); see {self.spec.log}"
+    def _last_progress(self) -> str:
+        note = f" was {self.progress.note!r}," if self.progress.note else ""
+        return f"; its last progress{note} {self.progress_age_s:.1f} s ago"
 
     def _result(self, method: str, message: Message, result: type[R]) -> R:
         if message.envelope.kind == "failure":

@@ -130,6 +130,7 @@ def _step(random_: random.Random, size: Recorded, step: int, samples: Any) -> tu
         "truncated_fraction": sum(one["finish_reason"] == "length" for one in flat) / len(flat),
         "groups_without_spread_fraction": sum(len({one["reward"] for one in group}) == 1 for group in groups)
         / len(groups),
+        "solved_groups_fraction": sum({one["reward"] for one in group} == {1.0} for group in groups) / len(groups),
         "tokens_generated": tokens,
         "tokens_trained": int(0.7 * tokens),
         "staleness_min": min(1, step),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from offbeat.config import LimitsSection
 from offbeat.rpc.client import Worker
 from offbeat.rpc.messages import (
+    Arguments,
     LoadCall,
     LoadResult,
     LogprobsCall,
@@ -24,7 +26,9 @@ from offbeat.rpc.messages import (
 )
 from offbeat.types import Batch, FloatArray, Sampling, SupervisedSample
 
+R = TypeVar("R")
 DESCRIBE_S = 30.0
+IF_SLOW = "raise limits.stall_s, or lower trainer.micro_batch_tokens."
 
 
 class RemoteTrainer:
@@ -41,14 +45,12 @@ class RemoteTrainer:
         return await self.worker.call("describe", Nothing(), TrainerDescription, timeout_s=timeout_s)
 
     async def update(self, batch: Batch) -> UpdateResult:
-        return await self.worker.call(
-            "update", UpdateCall(batch=batch), UpdateResult, timeout_s=self._update_s, stall_s=self._stall_s
-        )
+        return await self._compute("update", UpdateCall(batch=batch), UpdateResult)
 
     async def supervise(self, samples: Sequence[SupervisedSample], lr: float, *, last: bool = False) -> UpdateResult:
         """One supervised update; `last` drops its optimizer afterwards."""
         call = SuperviseCall(samples=tuple(samples), lr=lr, last=last)
-        return await self.worker.call("supervise", call, UpdateResult, timeout_s=self._update_s, stall_s=self._stall_s)
+        return await self._compute("supervise", call, UpdateResult)
 
     async def logprobs(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], sampling: Sampling
@@ -64,10 +66,13 @@ class RemoteTrainer:
             ),
             sampling=sampling,
         )
-        result = await self.worker.call(
-            "logprobs", call, LogprobsResult, timeout_s=self._update_s, stall_s=self._stall_s
-        )
+        result = await self._compute("logprobs", call, LogprobsResult)
         return list(result.logprobs)
+
+    async def _compute(self, method: str, call: Arguments, result: type[R]) -> R:
+        return await self.worker.call(
+            method, call, result, timeout_s=self._update_s, stall_s=self._stall_s, if_slow=IF_SLOW
+        )
 
     async def save(self, folder: str) -> None:
         # No stall limit: a large file is written without a sign of progress in between.

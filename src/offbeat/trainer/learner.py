@@ -24,6 +24,7 @@ from offbeat.algorithms.losses import clipped_policy_loss
 from offbeat.algorithms.reduce import reduce_loss, token_weights
 from offbeat.config import LossSection, TrainerSection
 from offbeat.errors import TrainingDiverged
+from offbeat.layer_progress import tell_of_layers
 from offbeat.rpc.messages import UpdateResult
 from offbeat.rpc.work import WorkLog
 from offbeat.trainer.batching import MicroBatch, Sequenced, micro_batches
@@ -63,9 +64,12 @@ class Learner:
         *,
         total_updates: int,
         mesh: Mesh | None = None,
-        progress: Callable[[str], None] = lambda note: None,
+        progress: Callable[[str | None], None] = lambda note: None,
     ) -> None:
-        """`progress` is called with a note after each micro-batch."""
+        """`progress` is called with a note before each micro-batch, and with None after each layer of it.
+
+        It must be thread-safe.
+        """
         check_float32(model)
         if trainer.gradient_checkpointing:
             checkpoint_activations(model)
@@ -81,6 +85,7 @@ class Learner:
         self._parameters = trainable(model)
         self.device = self._parameters[0].device
         self._scorer = Scorer(model, self.device, trainer.dtype)
+        tell_of_layers(model, lambda: progress(None))
 
     def update(self, batch: Batch) -> UpdateResult:
         """One training step. Raises `TrainingDiverged` after too many non-finite updates in a row."""
@@ -109,9 +114,10 @@ class Learner:
         tally = UpdateTally(self.device)
         parts = list(micro_batches(minibatch.samples, self._trainer.micro_batch_tokens))
         for number, micro in enumerate(parts, start=1):
+            self._progress(f"update, micro-batch {number} of {len(parts)}")
             samples = [minibatch.samples[row] for row in micro.rows]
             self._policy_backward(micro, samples, minibatch.denominator, sampling, tally)
-            self._progress(f"update, micro-batch {number} of {len(parts)}")
+        self._progress("update, optimizer")
         self._mesh.sum_gradients(self._parameters)
         return tally.finish(self._mesh)
 
@@ -130,6 +136,7 @@ class Learner:
         weight_N = token_weights(mask_N, tensor(micro.sample_N), self._loss.aggregation)
 
         scored = self._scorer.score(micro, sampling, entropy=True)
+        self._progress(None)
         trained_N = mask_N & scored.inside_N
         policy = clipped_policy_loss(
             scored.logprobs_N,
@@ -186,11 +193,13 @@ class Learner:
         self.model.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         for micro in micro_batches(samples, self._trainer.micro_batch_tokens):
+            self._progress("supervise")
             scored = self._scorer.score(micro, SUPERVISED_SAMPLING)
+            self._progress(None)
             loss = -scored.logprobs_N.sum() / tokens
             loss.backward()
             losses.append(loss.detach())
-            self._progress("supervise")
+        self._progress("supervise, optimizer")
         self._mesh.sum_gradients(self._parameters)
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
         return float(self._mesh.sum(own))
@@ -200,12 +209,13 @@ class Learner:
         """One float32 array a sequence, as `Trainer.logprobs`. -inf: outside this model's own nucleus."""
         results: list[FloatArray] = [np.zeros(0, np.float32) for _ in sequences]
         for micro in micro_batches(sequences, self._trainer.micro_batch_tokens):
+            self._progress("logprobs")
             scored = self._scorer.score(micro, sampling)
             logprobs_N = torch.where(scored.inside_N, scored.logprobs_N, float("-inf")).cpu().numpy()
             counts = [len(sequences[row].token_ids) for row in micro.rows]
             for row, part in zip(micro.rows, np.split(logprobs_N, np.cumsum(counts)[:-1]), strict=True):
                 results[row] = part
-            self._progress("logprobs")
+        self._progress(None)
         return results
 
     def _result(
