@@ -47,7 +47,10 @@ def read(path: Path) -> Curves:
 
 def draw(curves: Curves, title: str, target: Path) -> None:
     """Write the picture; its type follows from the name of `target`."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("this needs matplotlib: pip install matplotlib (make test installs it, too)") from None
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
