@@ -32,7 +32,7 @@ smollm2: $(VENV)/.train ## Train SmolLM2-135M-Instruct to do short sums (downloa
 test: $(VENV)/.dev ## Run all tests but those that need a GPU (minutes)
 	@$(tests) -m "not gpu" $(ARGS)
 
-check: $(VENV)/.dev ## Format, lint, types, unit tests (up to 90 seconds)
+check: $(VENV)/.dev ## Format, lint, types, quick unit tests (up to 90 seconds)
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types unit
@@ -42,7 +42,7 @@ types: $(VENV)/.dev
 	@$(BIN)/pyright
 
 unit: $(VENV)/.dev
-	@$(tests) -q tests/unit $(ARGS)
+	@$(tests) -q -m "not slow" tests/unit $(ARGS)
 
 format: $(VENV)/.dev ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format .

@@ -26,6 +26,8 @@ from offbeat.recording import RunSaver
 from offbeat.testing.virtual_time import run_in_virtual_time
 from offbeat.types import GenerateRequest, Rollout, Sampling
 
+pytestmark = pytest.mark.slow
+
 
 def live(run: FakeRun, *, kill_after_s: float | None = None, stop_after_s: float | None = None) -> bool:
     """One life. Returns whether it came to its own end."""

@@ -23,6 +23,8 @@ from offbeat.metrics import writer
 from offbeat.metrics.display import SilentDisplay
 from offbeat.testing.virtual_time import run_in_virtual_time
 
+pytestmark = pytest.mark.slow
+
 STEPS, GO_BACK_TO = 10, 4
 
 

@@ -32,6 +32,8 @@ from offbeat.trainer.learner import Learner
 from offbeat.trainer.loading import load_model
 from offbeat.types import Batch, GenerateRequest, Rollout, Sampling, Scored
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 SAMPLING = Sampling(max_new_tokens=4, stop_token_ids=(1, 5, 6))
 PROMPTS = FakePrompts(rows=24, prompts_per_step=3)

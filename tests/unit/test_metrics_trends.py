@@ -15,6 +15,8 @@ from sample_values import scored
 from offbeat.metrics.alarms import HISTORY, Watch
 from offbeat.metrics.records import sample_statistics, seconds_per_token
 
+pytestmark = pytest.mark.slow
+
 Record = dict[str, Any]
 GROUPS, SAMPLES = 8, 8
 

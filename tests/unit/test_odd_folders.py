@@ -14,6 +14,8 @@ from offbeat.config import parse_config
 from offbeat.journal import open_journal
 from offbeat.metrics.writer import RunFolder, metrics_file, samples_file
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = ("samples", "audit", "report", "export", "rescore", "track", "resume", "eval")
 Say: TypeAlias = Callable[[str, Path], tuple[int, str, str]]
 
