@@ -165,7 +165,10 @@ def test_all_mistakes_are_told_at_once(project: Path, tmp_path: Path) -> None:
         (["."], r"config \.: is a folder; give the path of a TOML file."),
         (["{run}", "trainer.lr"], r"override 'trainer.lr': write key=value, e.g. trainer.lr=1e-5."),
         (["{run}", "trainer.lrr=1"], r"trainer.lrr: unknown key; did you mean 'lr'\?"),
-        (["{run}", "data.source=x"], r"override 'data.source=x': name the entry, e.g. data.0.source=x."),
+        (
+            ["{run}", "data.source=x"],
+            r"override 'data.source=x': name the entry, e.g. data.0.source=x; there are: 0 \(data\).",
+        ),
         (["{run}", "steps=abc"], r'steps = "abc": must be a whole number.'),
         (["{run}", "--run-dir", "{project}"], r"--run-dir .* is not empty .*choose another, or empty this one."),
     ],

@@ -113,7 +113,8 @@ def _apply_override(values: Json, override: str) -> str | None:
         here = here.setdefault(part, {})
         if isinstance(here, list) and is_repeated(part):
             if not parents:
-                return f"override {override!r}: name the entry, {_known_entries(part, here)}."
+                known = _known_entries(part, here) or "none yet"
+                return f"override {override!r}: name the entry, e.g. {part}.0.{last}={text}; there are: {known}."
             index, parents = _entry(part, here, parents)
             if index is None:
                 return (

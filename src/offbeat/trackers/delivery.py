@@ -161,7 +161,7 @@ class Delivery:
 
 def numbers(record: Record, *, evaluated: int | None) -> Metrics:
     """The numeric keys of a record, but its step; without what the evaluation that is already at `evaluated` had."""
-    there = ("eval/", "weights_version") if record["step"] == evaluated else ()
+    there = ("eval/", "weights_version", "time_evaluate_s") if record["step"] == evaluated else ()
     return {
         key: value
         for key, value in record.items()
