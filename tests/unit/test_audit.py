@@ -223,6 +223,8 @@ def test_samples_in_the_making_are_counted_and_no_problem(run: Path) -> None:
     found = examine(RunFolder.open(run))
     assert (found.problems, row(found, "journal").endswith("+ 2 not ended yet")) == ([], True)
     assert "resume" in row(found, "verdict")
+    shutil.rmtree(run / "checkpoints")
+    assert "no checkpoint is there" in row(examine(RunFolder.open(run)), "verdict"), "no advice that is refused"
 
 
 def test_a_line_that_is_not_ours_is_named(run: Path) -> None:

@@ -67,11 +67,14 @@ def examine(folder: RunFolder) -> Audit:
         result.rows.append(("journal", f"none: {made if folder.metrics.is_file() else 'the run has not begun'}"))
     _metrics_rows(result, folder)
     _samples_rows(result, folder)
-    _checkpoint_rows(result, folder)
+    whole = _checkpoint_rows(result, folder)
     if result.problems:
         result.rows.append(("verdict", f"{len(result.problems)} problems"))
     elif result.account.issued:
-        so_far = " so far; offbeat resume issues the others again" if result.account.unended else ""
+        others = (
+            "offbeat resume issues the others again" if whole else "no checkpoint is there to issue the others from"
+        )
+        so_far = f" so far; {others}" if result.account.unended else ""
         result.rows.append(("verdict", f"every sample was trained once, or dropped for a reason{so_far}"))
     elif folder.journal.is_file() or not folder.metrics.is_file():
         result.rows.append(("verdict", "nothing to prove yet: no sample was issued"))
@@ -169,7 +172,8 @@ def _training_samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
                     yield values
 
 
-def _checkpoint_rows(result: Audit, folder: RunFolder) -> None:
+def _checkpoint_rows(result: Audit, folder: RunFolder) -> bool:
+    """Whether one can be continued from."""
     whole, unusable = False, list[tuple[str, str]]()
     for path in CheckpointStore(folder.checkpoints).folders():
         try:
@@ -189,3 +193,4 @@ def _checkpoint_rows(result: Audit, folder: RunFolder) -> None:
     result.rows += [(name, f"{text} ({where})") for name, text in unusable]
     if not whole:
         result.rows.append(("checkpoints", "none that is whole"))
+    return whole
