@@ -254,7 +254,10 @@ def _open_checkpoint(folder: Path) -> Checkpoint:
             raise RunError(f"{name} has {found.bytes} bytes instead of {wanted.bytes}")
         if found.digest != wanted.digest:
             raise RunError(f"{name} is corrupted (its digest differs)")
-    return Checkpoint(folder, msgspec.json.decode((folder / "state.json").read_bytes(), type=State))
+    try:
+        return Checkpoint(folder, msgspec.json.decode((folder / "state.json").read_bytes(), type=State))
+    except msgspec.DecodeError as error:  # as it was saved, by another version or by hand
+        raise RunError(f"state.json is not one of this version ({error})") from error
 
 
 def _free_bytes(folder: Path) -> int:

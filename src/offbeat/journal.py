@@ -192,14 +192,12 @@ def open_journal(
             step, offset = resumed_at
             before = () if offset is None else ((at, event) for at, event in read_journal(path) if at < offset)
             journal.resumed(step, offset, sorted(account(before).unended), max_staleness)
+            journal.mark()  # on the disk before any other file is cut, should the power fail
         try:
             yield journal
-        except Exception:
-            with contextlib.suppress(OSError):  # a full disk: the run's own error is the one to tell
-                journal.end(FAILED)
-            raise
-        except BaseException:
-            journal.end(ENDED)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # a full disk: what ended the run is to be told
+                journal.end(FAILED if isinstance(error, Exception) else ENDED)
             raise
         journal.end(STOPPED)
 

@@ -178,7 +178,12 @@ class RunSaver:
         return next_step == self.config.steps or (every > 0 and next_step % every == 0)
 
     async def save(self, next_step: int, version: int) -> None:
-        """Raises `RunError`; then nothing of this checkpoint is left, and earlier ones are untouched."""
+        """The checkpoint is there when this returns.
+
+        Raises:
+            RunError: nothing of it is left, and earlier ones are untouched.
+            OSError: it is there, and the journal could not be written.
+        """
         writing: Path | None = None
         telling = asyncio.get_running_loop().call_later(
             self.slow_s,
@@ -189,8 +194,6 @@ class RunSaver:
         try:
             writing = await asyncio.to_thread(self.store.begin, next_step)
             self.saved = (await self._write(writing, next_step, version)).folder
-            self.journal.saved(next_step)
-            await asyncio.to_thread(self._prune)
         except Exception as error:
             if writing is not None:  # a full disk is freed again
                 await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
@@ -199,6 +202,11 @@ class RunSaver:
             raise
         finally:
             telling.cancel()
+        self.journal.saved(next_step)
+        try:
+            await asyncio.to_thread(self._prune)
+        except OSError as error:
+            self.warn(f"an old checkpoint cannot be removed: {error}. It takes room on the disk, and does no harm else.")
 
     async def _write(self, writing: Path, next_step: int, version: int) -> Checkpoint:
         rank = writing / "trainer-0"

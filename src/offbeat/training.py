@@ -115,6 +115,7 @@ async def train_part(
                     case 1:
                         await one_step(stages)
                 await stages.finish()
+                interrupt.finish = None  # no step is at hand any more
                 return stages, recorder
 
             async with activity(system, display):

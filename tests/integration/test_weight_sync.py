@@ -268,7 +268,9 @@ def test_a_cancelled_sync_leaves_engines_stale_and_the_next_one_works(tmp_path: 
             await sync.sync(1)
             await c.break_(c.engines[0], points="engine.receive=sleep:1")
             running = asyncio.create_task(sync.sync(1))
-            await asyncio.sleep(0.5)
+            while "move" not in sync._phases:  # pyright: ignore[reportPrivateUsage]  # else it may be in no hurry yet
+                assert not running.done()
+                await asyncio.sleep(0.01)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running

@@ -260,6 +260,24 @@ def test_saving_the_same_step_again_keeps_what_is_there_whole(tmp_path: Path) ->
     assert not list(tmp_path.glob(".writing*"))
 
 
+def test_a_checkpoint_whose_state_is_of_another_shape_is_skipped_by_name(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    writing = store.begin(2)
+    (writing / "trainer-0").mkdir()
+    folder = store.commit(writing, state(2)).folder
+    (folder / "state.json").write_bytes(b'{"next_step":2}')
+    completion = msgspec.json.decode((folder / "complete.json").read_bytes())
+    completion["files"]["state.json"] = msgspec.to_builtins(module._record(folder / "state.json"))  # pyright: ignore[reportPrivateUsage]  # as that other version would have written it
+    (folder / "complete.json").write_bytes(msgspec.json.encode(completion))
+    found, skipped = store.latest()
+    assert found is not None
+    assert found.step == 1
+    (words,) = skipped
+    assert "step-2" in words
+    assert "state.json is not one of this version (Object missing required field" in words
+
+
 def test_a_checkpoint_of_another_format_is_refused_with_both_names(tmp_path: Path) -> None:
     folder = save(CheckpointStore(tmp_path), 1).folder
     record = (folder / "complete.json").read_text().replace("offbeat-checkpoint/1", "offbeat-checkpoint/9")

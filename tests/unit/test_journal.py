@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -255,6 +258,28 @@ def test_what_must_not_happen_is_said(name: str) -> None:
     change, says = WRONG[name]
     problems = account(enumerate(change(events))).problems
     assert any(says in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("ended_by", [asyncio.CancelledError, KeyboardInterrupt, RuntimeError])
+def test_a_full_disk_at_the_end_does_not_hide_what_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: type[BaseException]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ended_by), open_journal(tmp_path / "journal.jsonl"):
+        monkeypatch.setattr(Journal, "end", full)
+        raise ended_by
+
+
+def test_a_resume_is_on_the_disk_before_other_files_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    with open_journal(path) as journal:
+        offset = journal.mark()
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    with open_journal(path, resumed_at=(0, offset)):
+        assert synced == [path.stat().st_size]
 
 
 def test_a_journal_that_is_shorter_than_its_checkpoint_saw_is_said(tmp_path: Path) -> None:

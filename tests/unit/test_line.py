@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -28,10 +30,6 @@ pytestmark = pytest.mark.slow
 STEPS, GO_BACK_TO = 10, 4
 
 
-class CutShort(BaseException):
-    """In place of a kill: nothing of what is tried here acts on it."""
-
-
 def run_of(folder: Path) -> FakeRun:
     return FakeRun(folder, steps=STEPS, max_staleness=1, save_every=2)
 
@@ -47,8 +45,21 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.path
 
 
-def cut_short_at(line_number: int, work: Callable[[], object]) -> bool:
-    """Runs `work` up to the n-th line of what opens a line of steps. False: it was done before."""
+def killed_at(line_number: int, work: Callable[[], object]) -> bool:
+    """A process runs `work` and is killed at the n-th line of what opens a line of steps. False: it was done before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _work_up_to(line_number, work)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), f"the process ended with {status}"
+    return status != 0
+
+
+def _work_up_to(line_number: int, work: Callable[[], object]) -> None:
     files = {module.__file__ for module in (line, journal, writer, checkpoint)}
     names = {"open_line", "set_aside", "open_journal", "resumed", "_write", "_keep_before", "_replace", "__init__"}
     reached = 0
@@ -61,21 +72,14 @@ def cut_short_at(line_number: int, work: Callable[[], object]) -> bool:
         if event == "line":
             reached += 1
             if reached == line_number:
-                raise CutShort
+                os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
-    before = sys.gettrace()
     sys.settrace(trace)
-    try:
-        work()
-    except CutShort:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    work()
 
 
-def test_cut_short_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(
+def test_killed_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(
     trained: Path, memory_path: Path
 ) -> None:
     def go_back(run: FakeRun) -> None:
@@ -89,15 +93,15 @@ def test_cut_short_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(
         shutil.copytree(trained, path)
         run = run_of(path)
         lines += 1
-        if not cut_short_at(lines, lambda run=run: go_back(run)):
+        if not killed_at(lines, lambda run=run: go_back(run)):
             break
-        assert examine(run.folder).problems == [], f"cut short at line {lines}"
+        assert examine(run.folder).problems == [], f"killed at line {lines}"
         if lines % 5 == 0:  # the rest takes long, and what it starts from has just been seen to be sound
             newest, _ = CheckpointStore(run.folder.checkpoints).latest()
             assert newest is not None
             continued_from.add(newest.step)
             run_in_virtual_time(run.live(newest.step if newest.step < STEPS else GO_BACK_TO))
-            assert examine(run.folder).problems == [], f"cut short at line {lines}, continued at step {newest.step}"
+            assert examine(run.folder).problems == [], f"killed at line {lines}, continued at step {newest.step}"
             assert [record["step"] for record in run.metrics()] == list(range(STEPS))
         shutil.rmtree(path)
     assert lines > 40, "or hardly anything was tried"

@@ -207,6 +207,15 @@ def test_a_reward_that_never_varies_is_told_once_for_each_function() -> None:
     assert "reward function correct has returned .00 for every sample of all 5 steps" in text
 
 
+def test_a_reward_that_was_called_in_some_steps_only_is_told_of_those() -> None:
+    parts: dict[str, Any] = {
+        key: lambda step: 0.0 if step % 4 == 3 else None for key in ("reward/rare", "reward_std/rare")
+    }
+    step, text = told(run(random.Random(3), parts, steps=40))["constant-reward/rare"]
+    assert step == 19
+    assert "has returned .00 for every sample of the 5 steps in which it was called" in text
+
+
 @pytest.mark.parametrize(
     "changes",
     [

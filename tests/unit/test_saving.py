@@ -41,29 +41,37 @@ class SlowDisk:
         (Path(folder) / "model").mkdir()
 
 
+def saver(store: CheckpointStore, seconds: float = 0.0, **others: Any) -> RunSaver:
+    given: dict[str, Any] = {"journal": Journal(io.BytesIO()), "inputs": {}, **others}
+    trainer: Any = SlowDisk(seconds)
+    return RunSaver(
+        parse_config(CONFIG),
+        store,
+        trainer,
+        write_tokenizer=lambda path: None,
+        history=[],
+        data="",
+        started_s=0.0,
+        **given,
+    )
+
+
 @pytest.mark.parametrize(("seconds", "told"), [(0.5, 1), (0.0, 0)])
 def test_a_save_that_waits_for_the_disk_is_told_of_once_and_a_quick_one_is_not(
     tmp_path: Path, seconds: float, told: int
 ) -> None:
     heard: list[str] = []
-    trainer: Any = SlowDisk(seconds)
-    saver = RunSaver(
-        parse_config(CONFIG),
+    slow = saver(
         CheckpointStore(tmp_path / "checkpoints"),
-        trainer,
-        write_tokenizer=lambda path: None,
-        journal=Journal(io.BytesIO()),
-        history=[],
-        data="",
+        seconds,
         inputs={"rewards.py": "digest"},
-        started_s=0.0,
         parity=lambda: BASELINE,
         warn=heard.append,
         slow_s=0.2,
     )
 
     async def body() -> None:
-        await saver.save(2, 2)
+        await slow.save(2, 2)
         await asyncio.sleep(0.3)
 
     asyncio.run(body())
@@ -81,31 +89,36 @@ def test_a_checkpoint_is_made_only_once_the_lines_before_it_are_safe(tmp_path: P
     """Else a resume after a power cut would go on from a step of which metrics and samples are gone."""
     store = CheckpointStore(tmp_path / "checkpoints")
 
-    def saver(sync_lines: Callable[[], None]) -> RunSaver:
-        trainer: Any = SlowDisk(0)
-        return RunSaver(
-            parse_config(CONFIG),
-            store,
-            trainer,
-            write_tokenizer=lambda path: None,
-            journal=Journal(io.BytesIO()),
-            history=[],
-            data="",
-            inputs={},
-            started_s=0.0,
-            sync_lines=sync_lines,
-        )
-
     def full() -> None:
         assert store.steps() == []
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with pytest.raises(RunError, match=r"checkpoint of step 2 cannot be saved: .*no space left"):
-        asyncio.run(saver(full).save(2, 2))
+        asyncio.run(saver(store, sync_lines=full).save(2, 2))
     assert store.steps() == []
     synced = list[list[int]]()
-    asyncio.run(saver(lambda: synced.append(store.steps())).save(2, 2))
+    asyncio.run(saver(store, sync_lines=lambda: synced.append(store.steps())).save(2, 2))
     assert (synced, store.steps()) == ([[]], [2])
+
+
+def test_what_fails_after_a_save_does_not_say_that_the_save_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the file")
+
+    store, heard = CheckpointStore(tmp_path / "checkpoints"), list[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointStore, "prune", full)
+        asyncio.run(saver(store, warn=heard.append).save(2, 2))
+    (text,) = heard
+    assert text.startswith("an old checkpoint cannot be removed: ")
+    assert "the file" in text
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "saved", full)
+        with pytest.raises(OSError, match="the file"):
+            asyncio.run(saver(store).save(4, 4))
+    assert store.steps() == [2, 4]
 
 
 def test_lines_are_synced_file_and_name_also_when_the_file_moves_aside(

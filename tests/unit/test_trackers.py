@@ -22,7 +22,7 @@ from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError
 from offbeat.testing.tracker_conformance import check_tracker
 from offbeat.trackers import Opened, Outcome, TrackedRun, require_trackers, tracking
-from offbeat.trackers.delivery import MESSAGE_LIMIT, TEXT_LIMIT, WAITING_TABLES, fault, table
+from offbeat.trackers.delivery import MESSAGE_LIMIT, RECORDS, TEXT_LIMIT, WAITING_TABLES, fault, table
 from offbeat.trackers.state import ProgressFile
 from offbeat.trackers.tracker import flat
 
@@ -34,13 +34,14 @@ from offbeat.trackers import Opened
 
 class Faulty:
     '''Writes each call into calls.jsonl of the run; `fail` says where it fails how often.'''
-    def __init__(self, fail="", times=1, rewind=False, names=False):
-        self.fail, self.times, self.rewind, self.names = fail, times, rewind, names
+    def __init__(self, fail="", times=1, rewind=False, names=False, then=None):
+        self.fail, self.times, self.rewind, self.names, self.then = fail, times, rewind, names, then
     def write(self, *call):
         with (self.folder / "calls.jsonl").open("a") as file:
             print(json.dumps(call), file=file)
         if self.fail == call[0] and self.times > 0:
             self.times -= 1
+            self.fail = self.then or self.fail
             raise RuntimeError("no route to host")
         if self.fail == "hang " + call[0]:
             threading.Event().wait()
@@ -258,12 +259,22 @@ def test_a_tracker_that_hangs_is_left_alone_after_the_deadline_and_the_rest_is_s
 
 
 def test_a_fault_of_a_table_or_of_the_end_costs_no_metrics(tmp_path: Path) -> None:
-    for fail in ("samples", "finish"):
+    for fail, follows in (("samples", "without this table"), ("finish", "may not know that the run has ended")):
         folder = tmp_path / fail
         folder.mkdir()
         (text,) = part(faulty(folder, fail=fail, times=9), folder, [record(0), record(1)])
         assert "no route to host" in text
+        assert follows in text
+        assert "gets then what it missed" not in text
         assert logged(folder) == [0, 1]
+
+
+def test_a_fault_of_a_table_does_not_keep_a_later_one_of_the_metrics_from_being_told(tmp_path: Path) -> None:
+    words = part(faulty(tmp_path, fail="samples", then="log", times=9), tmp_path, [record(0), record(1), record(2)])
+    assert len(words) == 3
+    assert "without this table" in words[0]
+    assert "gets then what it missed" in words[1]
+    assert "2 of 3 records were not delivered" in words[2]
 
 
 def test_a_slow_tracker_loses_tables_only_and_it_is_said(tmp_path: Path) -> None:
@@ -285,10 +296,10 @@ def test_one_tracker_does_not_hold_up_another(tmp_path: Path) -> None:
 
 def test_a_secret_of_the_environment_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abcdef123456")
-    assert "abcdef123456" not in fault("wandb", ValueError("invalid key abcdef123456\n\nmore"))
-    assert "\n" not in fault("wandb", ValueError("a\nb"))
+    assert "abcdef123456" not in fault("wandb", ValueError("invalid key abcdef123456\n\nmore"), RECORDS)
+    assert "\n" not in fault("wandb", ValueError("a\nb"), RECORDS)
     for before in range(MESSAGE_LIMIT - 12, MESSAGE_LIMIT):  # the message is cut within it
-        assert "abcdef" not in fault("wandb", ValueError("." * before + "abcdef123456"))
+        assert "abcdef" not in fault("wandb", ValueError("." * before + "abcdef123456"), RECORDS)
 
 
 @pytest.mark.parametrize(

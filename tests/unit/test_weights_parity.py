@@ -156,3 +156,13 @@ def test_a_probe_whose_commit_failed_runs_again() -> None:
     probes = Probes(4)
     assert probed(probes, range(5)) == [0, 4]
     assert probes.due(4, "bfloat16")
+
+
+@pytest.mark.parametrize("every", [0, 20])
+def test_the_sync_after_one_that_failed_is_probed(every: int) -> None:
+    probes = Probes(every)
+    assert probed(probes, range(5)) == [0]
+    probes.failed()
+    assert probed(probes, range(5, 9)) == [5]
+    assert probes.baseline is not None
+    assert probes.baseline.gap == 0.01

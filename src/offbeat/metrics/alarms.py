@@ -199,12 +199,13 @@ def _entropy_collapsed(history: Sequence[Record], past: trends.Past) -> Iterable
 
 
 def _constant_reward(history: Sequence[Record], past: trends.Past) -> Iterable[Alarm]:
-    for name, value in trends.constant_parts(history, past).items():
+    for name, (value, steps) in trends.constant_parts(history, past).items():
         told = printable(name, None)
+        all_steps = f"all {steps} steps" if steps == len(history) else f"the {steps} steps in which it was called"
         yield Alarm(
             f"constant-reward/{name}",
-            f"step {history[-1]['step']}: reward function {told} has returned {decimal(value)} for every sample of all "
-            f"{len(history)} steps: it teaches nothing. Compare completion and answer of some lines of samples.jsonl "
+            f"step {history[-1]['step']}: reward function {told} has returned {decimal(value)} for every sample of "
+            f"{all_steps}: it teaches nothing. Compare completion and answer of some lines of samples.jsonl "
             "with what it looks for; if it is right, the data is too hard or too easy for the model.",
         )
 

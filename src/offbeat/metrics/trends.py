@@ -173,14 +173,15 @@ def gap_growth(past: Past) -> tuple[float, float] | None:
     return (before, now) if now > GAP_FLOOR and now > GAP_RATIO * before else None
 
 
-def constant_parts(history: Sequence[Record], past: Past) -> dict[str, float]:
-    """Reward function → the one value that it has ever returned. Empty where `history` is not the whole run.
+def constant_parts(history: Sequence[Record], past: Past) -> dict[str, tuple[float, int]]:
+    """Reward function → (the one value that it has ever returned, in how many steps). Empty where `history` is not
+    the whole run.
 
     A function that fails on every sample is no constant: its errors are told.
     """
     if not history or history[0].get("step") != 0:
         return {}
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, int]] = {}
     varied = {key for key, value in history[-1].items() if key.startswith("reward_std/") and (value or 0.0) > 1e-9}
     for name in past.parts:
         if f"reward_std/{name}" in varied:
@@ -190,7 +191,7 @@ def constant_parts(history: Sequence[Record], past: Past) -> dict[str, float]:
         constant = all(r[f"reward_std/{name}"] <= 1e-9 and abs(r[f"reward/{name}"] - first) <= 1e-9 for r in own)
         failing = all(_failed(record, name) >= max(1.0, samples(record)) for record in own)
         if len(own) >= CONSTANT_STEPS and constant and not failing:
-            found[name] = first
+            found[name] = (first, len(own))
     return found
 
 

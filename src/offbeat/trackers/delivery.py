@@ -29,6 +29,10 @@ TEXT_LIMIT = 2000
 MESSAGE_LIMIT = 300
 """Characters of a library's message that are told."""
 
+RECORDS = "The run goes on; the tracker is tried again with the next step, and gets then what it missed"
+TABLES = "The run goes on, and so does the tracker, without this table of samples; samples.jsonl has them"
+END = "It may not know that the run has ended"
+
 
 class Delivery:
     """`records` is the run's growing list, shared by all trackers; `tell` is called from the tracker's thread."""
@@ -57,7 +61,7 @@ class Delivery:
         self._position = 0  # in records: those before it are logged, or were not wanted
         self._tables: dict[int, list[Row]] = {}
         self._left_out = 0
-        self._told = False
+        self._told = set[str]()
         self._outcome: Outcome | None = None
         self._news = True
         self._changed = threading.Condition()
@@ -115,19 +119,20 @@ class Delivery:
                 self._changed.wait_for(lambda: self._news or self._outcome is not None)
                 self._news = False
                 outcome = self._outcome
-            self._guarded(self._deliver)
+            self._guarded(RECORDS, self._deliver)
             if outcome is not None:
                 if self._started:
-                    self._guarded(self._tracker.finish, outcome)
+                    self._guarded(END, self._tracker.finish, outcome)
                 return
 
-    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, follows: str, call: Callable[..., None], *arguments: Any) -> None:
+        """An error is told once for each kind of call; `follows` says what it costs."""
         try:
             call(*arguments)
         except BaseException as error:  # a library that calls sys.exit is one that failed, too
-            if not self._told:
-                self._told = True
-                self._tell(fault(self.key, error))
+            if follows not in self._told:
+                self._told.add(follows)
+                self._tell(fault(self.key, error, follows))
 
     def _deliver(self) -> None:
         if not self._started:
@@ -142,7 +147,7 @@ class Delivery:
             with self._changed:
                 rows = self._tables.pop(record["step"], None)
             if wanted and rows:
-                self._guarded(self._tracker.samples, record["step"], rows)  # a fault costs this table only
+                self._guarded(TABLES, self._tracker.samples, record["step"], rows)
 
     def _start(self) -> None:
         opened = self._tracker.start(self._run)
@@ -186,14 +191,11 @@ def _cut(value: Any) -> Any:
     return f"{whole[:TEXT_LIMIT]}…" if len(whole) > TEXT_LIMIT else whole
 
 
-def fault(key: str, error: BaseException) -> str:
+def fault(key: str, error: BaseException, follows: str) -> str:
     """One sentence; values of environment variables that are secrets are not in it."""
     text = " ".join(str(error).split())
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) >= 6:
             text = text.replace(value, "***")
     text = text[:MESSAGE_LIMIT]  # last: a cut secret is not found any more
-    return (
-        f"tracker {key}: {type(error).__name__}: {text or 'no message'}. The run goes on; the tracker is tried again "
-        "with the next step, and gets then what it missed"
-    )
+    return f"tracker {key}: {type(error).__name__}: {text or 'no message'}. {follows}"

@@ -50,13 +50,14 @@ class Baseline(msgspec.Struct, frozen=True):
 class Probes:
     """At which syncs the probe runs: the first, and every `every`-th version after it (0: none).
 
-    A process that continues a run probes its first sync besides, for its engines are new.
+    A process that continues a run probes its first sync besides, for its engines are new; so does the sync after one
+    that failed.
     """
 
     every: int
     baseline: Baseline | None = None
     _seen: bool = False
-    """This process has probed."""
+    """This process has probed, and no sync has failed since."""
 
     def due(self, version: int, dtype: Dtype) -> bool:
         """`dtype`: the coarser one of the two sides."""
@@ -71,6 +72,10 @@ class Probes:
         elif self._regular(version):
             self.baseline = msgspec.structs.replace(self.baseline, version=version)
         self._seen = True
+
+    def failed(self) -> None:
+        """A sync failed: its engines hold nothing that was ever probed, so the next one is."""
+        self._seen = False
 
     def _regular(self, version: int) -> bool:
         if self.baseline is None:

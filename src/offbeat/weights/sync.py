@@ -350,7 +350,7 @@ class WeightTransaction:
     async def _failed(self, version: int, nonce: str, error: BaseException) -> None:
         """Free everybody, then raise the first cause in its own words. Cancellation and defects pass through."""
         self._nonce = None
-        self._since_probe = None  # the next sync that succeeds is probed
+        self.probes.failed()
         phase = next(reversed(self._phases), "start")
         cause = error.first if isinstance(error, _Failed) else error
         reason = f"the sync of version {version} failed in {phase!r}: {cause or type(cause).__name__}"
