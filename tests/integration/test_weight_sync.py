@@ -268,9 +268,11 @@ def test_a_cancelled_sync_leaves_engines_stale_and_the_next_one_works(tmp_path: 
             await sync.sync(1)
             await c.break_(c.engines[0], points="engine.receive=sleep:1")
             running = asyncio.create_task(sync.sync(1))
-            while "move" not in sync._phases:  # pyright: ignore[reportPrivateUsage]  # else it may be in no hurry yet
-                assert not running.done()
+            moving = False
+            while not moving:  # else it might be cancelled before it has asked the engines for anything
                 await asyncio.sleep(0.01)
+                assert not running.done()
+                moving = "move" in sync._phases  # pyright: ignore[reportPrivateUsage]  # nothing else tells
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
