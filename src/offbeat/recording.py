@@ -206,7 +206,9 @@ class RunSaver:
         try:
             await asyncio.to_thread(self._prune)
         except OSError as error:
-            self.warn(f"an old checkpoint cannot be removed: {error}. It takes room on the disk, and does no harm else.")
+            self.warn(
+                f"an old checkpoint cannot be removed: {error}. It takes room on the disk, and does no harm else."
+            )
 
     async def _write(self, writing: Path, next_step: int, version: int) -> Checkpoint:
         rank = writing / "trainer-0"

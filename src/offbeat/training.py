@@ -22,8 +22,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.evaluate import EvalResult
 from offbeat.interrupt import Interrupt
-from offbeat.journal import Journal
-from offbeat.line import open_line
+from offbeat.line import Line, open_line
 from offbeat.loops import Stages
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
@@ -37,7 +36,7 @@ from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.showing import activity, header
 from offbeat.stages import RunStages, Sampled
 from offbeat.supervision import unless_a_worker_dies
-from offbeat.trackers import tracking
+from offbeat.trackers import Trackers, tracking
 
 
 @dataclass(frozen=True)
@@ -58,124 +57,157 @@ async def train_part(
     prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None
 ) -> RunResult:
     """From step 0, or from a checkpoint, to the last step or the first interrupt."""
-    first = checkpoint.step if checkpoint else 0
-    started_s = time.monotonic()
-    recorded = read_metrics(folder) if first else []
-    history = [record for record in recorded if record["step"] < first]
-    # A line that is written anew held these points: they are measured again.
-    again = evaluated_at(first, recorded)
+    part = _Part.of(prepared, folder, display, checkpoint)
     interrupt = Interrupt(asyncio.current_task(), display.warn)
     with interrupt.installed(), ExitStack() as files, trace_file(folder) as trace:
         timeline = Timeline(heard=trace.add)
-        display.begin(header(prepared), history)
+        display.begin(header(prepared), part.history)
         display.phase("starting processes")
         async with (
             tracking(
                 prepared.config,
                 folder.path,
-                next_step=first,
-                history=history,
+                next_step=part.first,
+                history=part.history,
                 warn=display.warn,
-                another_line=any(step > first for step in CheckpointStore(folder.checkpoints).steps()),
+                another_line=any(step > part.first for step in CheckpointStore(folder.checkpoints).steps()),
             ) as trackers,
             start(prepared, folder, timeline) as system,
         ):
 
-            async def main() -> tuple[RunStages, RunRecorder]:
+            async def main() -> tuple[RunStages, RunRecorder, RunSaver]:
                 updates = await _bring_to_start(prepared, system, checkpoint, display, timeline)
                 line = files.enter_context(
                     open_line(folder, checkpoint, display.warn, max_staleness=prepared.config.max_staleness)
                 )
-                recorder = RunRecorder(
-                    line.metrics,
-                    line.samples,
-                    display,
-                    timeline,
-                    updates_at=updates,
-                    history=history,
-                    trackers=trackers,
-                )
-                stages = _stages(
-                    prepared,
-                    system,
-                    folder,
-                    recorder,
-                    line.journal,
-                    checkpoint,
-                    again=again,
-                    started_s=started_s,
-                )
+                recorder = part.recorder(line, trackers, timeline, updates)
+                saver = part.saver(system, line, recorder)
+                stages = part.stages(system, line, recorder, saver)
                 folder.write_config(prepared.config.model_dump(mode="json"))
-                interrupt.finish = stages.stop
-                display.phase("first weight sync")
-                timeline.begin()
-                match prepared.config.max_staleness:
-                    case 0:
-                        await on_policy(stages)
-                    case 1:
-                        await one_step(stages)
-                await stages.finish()
-                interrupt.finish = None  # no step is at hand any more
-                return stages, recorder
+                await _loop(stages, interrupt, display)
+                return stages, recorder, saver
 
             async with activity(system, display):
-                stages, recorder = await unless_a_worker_dies(main(), system.workers)
+                stages, recorder, saver = await unless_a_worker_dies(main(), system.workers)
             recorder.finish(stages.version, stages.version)
-            return _result(prepared, folder, stages, recorder, display)
+            return part.result(stages, recorder, saver)
 
 
-def _stages(
-    prepared: Prepared,
-    system: System,
-    folder: RunFolder,
-    recorder: RunRecorder,
-    journal: Journal,
-    checkpoint: Checkpoint | None,
-    *,
-    again: frozenset[str],
-    started_s: float,
-) -> RunStages:
-    config = prepared.config
-    first, version = (checkpoint.step, checkpoint.state.weights_version) if checkpoint else (0, 0)
-    return RunStages(
-        config=config,
-        sampling=prepared.sampling,
-        prompts=prepared.prompts,
-        engine=system.engine,
-        reward=system.reward,
-        trainer=system.trainer,
-        weights=system.weights,
-        evaluations=RunEvaluations(
-            config,
-            prepared.eval_sets,
-            system.engine,
-            system.reward,
-            recorder,
-            also={version: again},
-        ),
-        saver=RunSaver(
-            config,
-            CheckpointStore(folder.checkpoints),
+async def _loop(stages: RunStages, interrupt: Interrupt, display: Display) -> None:
+    interrupt.finish = stages.stop
+    display.phase("first weight sync")
+    stages.timeline.begin()
+    match stages.config.max_staleness:
+        case 0:
+            await on_policy(stages)
+        case 1:
+            await one_step(stages)
+    await stages.finish()
+    interrupt.finish = None  # no step is at hand any more
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a part of a run begins with."""
+
+    prepared: Prepared
+    folder: RunFolder
+    display: Display
+    checkpoint: Checkpoint | None
+    history: list[dict[str, Any]]
+    """The records of the steps before it."""
+    again: frozenset[str]
+    """Held-out sets that a line of metrics.jsonl held which is written anew: they are measured again."""
+    started_s: float
+
+    @classmethod
+    def of(cls, prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> _Part:
+        first = checkpoint.step if checkpoint else 0
+        recorded = read_metrics(folder) if first else []
+        history = [record for record in recorded if record["step"] < first]
+        again = evaluated_at(first, recorded)
+        return cls(prepared, folder, display, checkpoint, history, again, started_s=time.monotonic())
+
+    @property
+    def first(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+    def recorder(self, line: Line, trackers: Trackers, timeline: Timeline, updates_at: dict[int, int]) -> RunRecorder:
+        return RunRecorder(line.metrics, line.samples, self.display, timeline, updates_at, self.history, trackers)
+
+    def stages(self, system: System, line: Line, recorder: RunRecorder, saver: RunSaver) -> RunStages:
+        prepared, config = self.prepared, self.prepared.config
+        version = self.checkpoint.state.weights_version if self.checkpoint else 0
+        return RunStages(
+            config=config,
+            sampling=prepared.sampling,
+            prompts=prepared.prompts,
+            engine=system.engine,
+            reward=system.reward,
+            trainer=system.trainer,
+            weights=system.weights,
+            evaluations=RunEvaluations(
+                config,
+                prepared.eval_sets,
+                system.engine,
+                system.reward,
+                recorder,
+                also={version: self.again},
+            ),
+            saver=saver,
+            recorder=recorder,
+            journal=line.journal,
+            timeline=recorder.timeline,
+            remaining=range(self.first, config.steps),
+            version=version,
+            saved_version=version if self.checkpoint else -1,
+        )
+
+    def saver(self, system: System, line: Line, recorder: RunRecorder) -> RunSaver:
+        prepared, checkpoint = self.prepared, self.checkpoint
+        return RunSaver(
+            prepared.config,
+            CheckpointStore(self.folder.checkpoints),
             system.trainer,
             write_tokenizer=lambda path: prepared.tokenizer.save_pretrained(str(path)),
-            journal=journal,
-            history=recorder.history,
+            journal=line.journal,
+            history=self.history,
             data=prepared.prompts.fingerprint(),
             inputs=prepared.inputs,
-            started_s=started_s,
+            started_s=self.started_s,
             elapsed_before_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
             saved=checkpoint.folder if checkpoint else None,
             sync_lines=recorder.sync,
             parity=lambda: system.weights.probes.baseline,
-            warn=recorder.display.warn,
-        ),
-        recorder=recorder,
-        journal=journal,
-        timeline=recorder.timeline,
-        remaining=range(first, config.steps),
-        version=version,
-        saved_version=version if checkpoint else -1,
-    )
+            warn=self.display.warn,
+        )
+
+    def result(self, stages: RunStages, recorder: RunRecorder, saver: RunSaver) -> RunResult:
+        config = self.prepared.config
+        interrupted = stages.stopping and not stages.done
+        where = (
+            f"after {stages.version} of {config.steps} steps"
+            if stages.version < config.steps
+            else "before the last evaluation"
+        )
+        self.display.finish(
+            Summary(
+                outcome=f"interrupted {where}, saved" if interrupted else "done",
+                history=self.history,
+                evaluations=recorder.evaluations,
+                model=saver.saved / "trainer-0" / "model" if saver.saved else None,
+                elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
+                folder=self.folder.path,
+                commands=next_commands(config, self.folder.path, interrupted=interrupted),
+            )
+        )
+        return RunResult(
+            folder=self.folder.path,
+            history=tuple(self.history),
+            evaluations=tuple(recorder.evaluations),
+            checkpoint=saver.saved,
+            interrupted=interrupted,
+        )
 
 
 async def _bring_to_start(
@@ -209,39 +241,6 @@ async def warm_up(prepared: Prepared, system: System, display: Display) -> None:
         samples = prepared.warmup.batch(step)
         result = await system.trainer.supervise(samples, section.lr, last=step == section.steps - 1)
         display.phase("warm-up", step + 1, section.steps, f"loss {result.metrics['loss']:.3f}")
-
-
-def _result(
-    prepared: Prepared, folder: RunFolder, stages: RunStages, recorder: RunRecorder, display: Display
-) -> RunResult:
-    config = prepared.config
-    interrupted = stages.stopping and not stages.done
-    saver = stages.saver
-    assert isinstance(saver, RunSaver)
-    where = (
-        f"after {stages.version} of {config.steps} steps"
-        if stages.version < config.steps
-        else "before the last evaluation"
-    )
-    outcome = f"interrupted {where}, saved" if interrupted else "done"
-    display.finish(
-        Summary(
-            outcome=outcome,
-            history=recorder.history,
-            evaluations=recorder.evaluations,
-            model=saver.saved / "trainer-0" / "model" if saver.saved else None,
-            elapsed_s=saver.elapsed_before_s + time.monotonic() - saver.started_s,
-            folder=folder.path,
-            commands=next_commands(config, folder.path, interrupted=interrupted),
-        )
-    )
-    return RunResult(
-        folder=folder.path,
-        history=tuple(recorder.history),
-        evaluations=tuple(recorder.evaluations),
-        checkpoint=saver.saved,
-        interrupted=interrupted,
-    )
 
 
 def next_commands(config: Config, run: Path, *, interrupted: bool) -> list[tuple[str, str]]:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.journal import (
+from offbeat.journal import Account, Journal, account, open_journal, read_journal, staleness_problems
+from offbeat.journal.events import (
     ENDED,
     FAILED,
     INTERRUPTED,
@@ -24,18 +25,12 @@ from offbeat.journal import (
     NO_TOKENS,
     SKIPPED,
     STOPPED,
-    Account,
     AnyEvent,
     Dropped,
     Issued,
-    Journal,
     Trained,
-    account,
-    open_journal,
-    read_journal,
-    staleness_problems,
-    untrained,
 )
+from offbeat.journal.writer import untrained
 from offbeat.rpc.messages import UpdateResult
 from offbeat.types import Batch, GenerateRequest, MiniBatch, Prompt, Rollout, Sampling, Scored, TrainSample
 
@@ -267,9 +262,13 @@ def test_a_full_disk_at_the_end_does_not_hide_what_ended_the_run(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(ended_by), open_journal(tmp_path / "journal.jsonl"):
-        monkeypatch.setattr(Journal, "end", full)
-        raise ended_by
+    def run() -> None:
+        with open_journal(tmp_path / "journal.jsonl"):
+            monkeypatch.setattr(Journal, "end", full)
+            raise ended_by
+
+    with pytest.raises(ended_by):
+        run()
 
 
 def test_a_resume_is_on_the_disk_before_other_files_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from fake_run import FakeRun
 
-from offbeat import checkpoint, journal, line, training
+from offbeat import checkpoint, line, training
 from offbeat.checkpoint import CheckpointStore
 from offbeat.commands.audit import examine
 from offbeat.errors import RunError
+from offbeat.journal import writer as journal
 from offbeat.line import open_line
 from offbeat.metrics import writer
 from offbeat.metrics.display import SilentDisplay
@@ -79,9 +80,7 @@ def _work_up_to(line_number: int, work: Callable[[], object]) -> None:
     work()
 
 
-def test_killed_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(
-    trained: Path, memory_path: Path
-) -> None:
+def test_killed_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(trained: Path, memory_path: Path) -> None:
     def go_back(run: FakeRun) -> None:
         back = CheckpointStore(run.folder.checkpoints).at(GO_BACK_TO)
         with open_line(run.folder, back, run.warned.append, max_staleness=1):

@@ -15,7 +15,8 @@ import pytest
 from offbeat import loops
 from offbeat.config import Config, parse_config
 from offbeat.errors import RunError, WeightSyncError
-from offbeat.journal import Journal, account, events_of
+from offbeat.journal import Journal, account
+from offbeat.journal.events import events
 from offbeat.loops.on_policy import on_policy
 from offbeat.loops.one_step import one_step
 from offbeat.metrics.spans import Timeline
@@ -189,7 +190,7 @@ def check(into: Recorded, max_staleness: int, first: int = 0) -> None:
     assert lags == [0] + [max_staleness] * (len(steps) - 1)
     assert all(len(scored.rollout.versions) == 1 for step in into.trained for scored in step.scored)
     assert into.evaluated == [v for v in range(first, STEPS + 1) if v % 2 == 0 or v == STEPS]
-    told = account(events_of(into.journal.getvalue()))
+    told = account(events(io.BytesIO(into.journal.getvalue())))
     assert (told.problems, told.unended) == ([], {})
     assert sorted(told.trained_at.values()) == sorted(step for step in steps for _ in range(8))
     # generate 1.0 (+ reward 0.05), train 1.0, sync 0.1, eval 0.1 where due, save 0.01

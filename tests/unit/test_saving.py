@@ -6,7 +6,6 @@ import asyncio
 import errno
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
