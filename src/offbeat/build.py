@@ -25,7 +25,7 @@ from offbeat.data.prompts import EvalSet as EvalData
 from offbeat.data.prompts import PromptStream, open_eval, open_train, own_problems
 from offbeat.data.sources import check_source
 from offbeat.data.warmup import WarmupSet, open_warmup
-from offbeat.errors import ConfigError, DataError
+from offbeat.errors import ConfigError, DataError, first_cause
 from offbeat.evaluate import EvalSet
 from offbeat.metrics.spans import Timeline
 from offbeat.metrics.writer import RunFolder
@@ -43,6 +43,7 @@ from offbeat.rewards.pool import RewardPool
 from offbeat.rollout.pool import EnginePool
 from offbeat.rollout.remote import RemoteEngine
 from offbeat.rollout.settings import EngineSettings
+from offbeat.room import fit_to_model
 from offbeat.rpc.client import Hub, Worker
 from offbeat.rpc.messages import EngineDescription, TrainerDescription
 from offbeat.rpc.process import ProcessSpec
@@ -122,7 +123,7 @@ def prepare(config: Config, *, at_hand: str | None = None) -> Prepared:
     config, model = _check_early(config, at_hand)
     check_architecture(model)
     tokenizer = load_tokenizer(model, config.sampling.chat_template)
-    config, problems = _fit_to_model(config, model)
+    config, problems = fit_to_model(config, model)
     prompts, eval_data, warmup, missing = None, list[EvalData](), None, dict[str, str]()
     try:
         prompts = open_train(config, tokenizer)
@@ -182,56 +183,6 @@ def _check_early(config: Config, at_hand: str | None) -> tuple[Config, ModelFold
     if problems:
         raise ConfigError(*problems)
     return config, model
-
-
-def _fit_to_model(config: Config, model: ModelFolder) -> tuple[Config, list[str]]:
-    """The config with prompts limited to what the model has positions for; limits that were given are not changed."""
-    if model.max_length is None:
-        return config, []
-    room = model.max_length - config.sampling.max_new_tokens
-    if room < 1:
-        return config, [
-            f"sampling.max_new_tokens = {config.sampling.max_new_tokens} leaves no room for a prompt: the model has "
-            f"{model.max_length} positions; set it to less."
-        ]
-    problems = [
-        f"data.{section.name}.max_prompt_tokens = {section.max_prompt_tokens} and sampling.max_new_tokens = "
-        f"{config.sampling.max_new_tokens} make more than the model's {model.max_length} positions; set it to at most "
-        f"{room}, or lower max_new_tokens."
-        for section in config.data
-        if section.max_prompt_tokens > room and "max_prompt_tokens" in section.model_fields_set
-    ]
-    problems += [
-        f"eval.{section.name}.max_new_tokens = {section.max_new_tokens}: the model has {model.max_length} positions; "
-        "set it to less."
-        for section in config.eval
-        if section.max_new_tokens is not None and section.max_new_tokens >= model.max_length
-    ]
-    data = tuple(
-        section.model_copy(update={"max_prompt_tokens": min(section.max_prompt_tokens, room)})
-        for section in config.data
-    )
-    fitted = config.model_copy(update={"data": data})
-    return fitted, problems + _rope_problems(fitted, model)
-
-
-def _rope_problems(config: Config, model: ModelFolder) -> list[str]:
-    """`longrope` picks its frequencies by the longest sequence that is computed together.
-
-    Beyond the original length a sample's logprobs then depend on its neighbours in the batch, in the engine and in the
-    trainer differently: the ratios would be wrong, and nothing would say so.
-    """
-    rope = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
-        return []
-    original = model.config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    longest = config.sampling.max_new_tokens + max(section.max_prompt_tokens for section in config.data)
-    if not isinstance(original, int) or longest <= original:
-        return []
-    return [
-        f"model = {config.model!r} uses longrope, whose frequencies change when any sequence of a batch is longer than "
-        f"{original} tokens; max_prompt_tokens + max_new_tokens = {longest}: lower them to {original} together."
-    ]
 
 
 def _path_problems(config: Config) -> list[str]:
@@ -324,7 +275,7 @@ async def start(prepared: Prepared, folder: RunFolder, timeline: Timeline | None
 async def _start_all(
     hub: Hub, prepared: Prepared, specs: list[ProcessSpec], folder: RunFolder
 ) -> tuple[RewardPool, list[Worker]]:
-    """All at once; the first failure ends the others and is the one that is raised."""
+    """All at once; the first failure ends the others, and what explains it is raised."""
     config = prepared.config
 
     def decode(completions: Sequence[IntArray]) -> list[str]:
@@ -342,7 +293,7 @@ async def _start_all(
     except BaseException as error:
         if pool is not None and pool.done() and not pool.cancelled() and pool.exception() is None:
             await pool.result().close()
-        first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        first = first_cause(error)
         raise first from first.__cause__
     return pool.result(), [worker.result() for worker in workers]
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from offbeat.durable import sync_path, sync_tree
 from offbeat.errors import ConfigError, RunError
 from offbeat.faults import point
 from offbeat.metrics.best import best
@@ -135,16 +135,16 @@ class CheckpointStore:
             saved = open_checkpoint(final)  # saved already: a state is a function of its step
             shutil.rmtree(writing)
             return saved
-        _write(writing / "state.json", msgspec.json.encode(state))
+        (writing / "state.json").write_bytes(msgspec.json.encode(state))
         point("controller.save")
         files = {str(p.relative_to(writing)): _record(p) for p in sorted(writing.rglob("*")) if p.is_file()}
-        _write(writing / "complete.json", msgspec.json.encode(Completion(FORMAT, files)))
-        _sync_folders(writing)
+        (writing / "complete.json").write_bytes(msgspec.json.encode(Completion(FORMAT, files)))
+        sync_tree(writing)
         point("controller.before_rename")
         if final.exists():
             shutil.rmtree(final)  # not complete, or the check above would have found it
         writing.rename(final)
-        _sync_path(self._folder)
+        sync_path(self._folder)
         return Checkpoint(final, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
@@ -188,7 +188,7 @@ class CheckpointStore:
         later = [folder for folder in self._newest_first() if _step(folder) > after]
         aside = [folder.rename(folder.with_name(f"{mark}-{folder.name}")) for folder in later]
         if aside:
-            _sync_path(self._folder)
+            sync_path(self._folder)
         return aside
 
     def _require_room(self, step: int) -> None:
@@ -270,24 +270,3 @@ def _record(path: Path) -> FileRecord:
         while block := file.read(1 << 20):
             digest.update(block)
     return FileRecord(path.stat().st_size, digest.hexdigest())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folders(top: Path) -> None:
-    """Flush what others wrote: every file's data, then every folder's entries."""
-    for path in [*top.rglob("*"), top]:
-        _sync_path(path)
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

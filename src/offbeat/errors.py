@@ -107,3 +107,21 @@ class RewardError(RunError):
 
 class TrainingDiverged(RunError):
     """Too many updates in a row had a non-finite gradient."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The one error of a group that explains the others: a dead worker if there is one, else the first.
+
+    An error that is no group is its own cause.
+    """
+    leaves: list[BaseException] = []
+
+    def collect(found: BaseException) -> None:
+        if isinstance(found, BaseExceptionGroup):
+            for inner in found.exceptions:
+                collect(inner)
+        else:
+            leaves.append(found)
+
+    collect(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, WorkerDied)), leaves[0])

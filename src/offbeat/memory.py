@@ -3,8 +3,9 @@
 Trainer: float32 master weights, gradients and two AdamW moments (16 bytes a parameter), the compute copy, the
 activations of the largest micro-batch that the data can fill (34·h bytes a token and layer at two bytes a number
 without recomputation: Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 without its attention term, which SDPA does not
-store), and three copies of its float32 logits. Engine: weights, the KV cache of `max_rows` samples of full length.
-Both: two buckets. It leaves out what libraries and allocators add; expect ±30 %.
+store), and three copies of its float32 logits. Engine: weights, and the KV cache and logits of the samples that it
+computes at once, each of full length: its share of a step or of a held-out set, whichever takes more, and at most
+`max_rows` of them. Both: two buckets. It leaves out what libraries and allocators add; expect ±30 %.
 """
 
 from __future__ import annotations
@@ -32,12 +33,23 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     engine: int
 
 
+class SetSize(msgspec.Struct, frozen=True, kw_only=True):
+    """A held-out set."""
+
+    prompts: int
+    longest: int
+    """Tokens of its longest prompt."""
+
+
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the longest of each that the data has."""
 
     prompt: int
+    """Of training."""
     warmup: int = 0
     """A prompt and its answer."""
+    sets: tuple[SetSize, ...] = ()
+    """In the order of `[[eval]]`; none: nothing is evaluated."""
 
 
 def estimate_memory(config: Config, shape: ModelShape, lengths: Lengths) -> MemoryEstimate:
@@ -49,13 +61,27 @@ def estimate_memory(config: Config, shape: ModelShape, lengths: Lengths) -> Memo
     logits = tokens * shape.vocab * 4 * 3
     copies = shape.parameters * compute_bytes if compute_bytes == 2 else 0
     buckets = round(2 * config.weights.bucket_mib * 2**20)
-    length = lengths.prompt + config.sampling.max_new_tokens
-    rows = min(config.rollout.max_rows, -(-config.samples_per_step // config.rollout.replicas))
-    cache = rows * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * engine_bytes
+    token = shape.layers * 2 * shape.kv_heads * shape.head_dim * engine_bytes
+    sampling = max(rows * (length * token + shape.vocab * 4 * 2) for rows, length in engine_batches(config, lengths))
     return MemoryEstimate(
         trainer=shape.parameters * 16 + copies + activations + logits + buckets,
-        engine=shape.parameters * engine_bytes + cache + rows * shape.vocab * 4 * 2 + buckets,
+        engine=shape.parameters * engine_bytes + sampling + buckets,
     )
+
+
+def engine_batches(config: Config, lengths: Lengths) -> list[tuple[int, int]]:
+    """(samples that an engine computes at once, tokens of a full one): of a step, then of each held-out set."""
+
+    def rows(prompts: int, samples: int) -> int:
+        share = -(-prompts // config.rollout.replicas) * samples  # the samples of a prompt stay together
+        return min(config.rollout.max_rows, share)
+
+    new_tokens = config.sampling.max_new_tokens
+    batches = [(rows(config.prompts_per_step, config.samples_per_prompt), lengths.prompt + new_tokens)]
+    for section, size in zip(config.eval if lengths.sets else (), lengths.sets, strict=True):
+        longest = size.longest + (section.max_new_tokens or new_tokens)
+        batches.append((rows(size.prompts, section.samples_per_prompt), longest))
+    return batches
 
 
 def micro_batch_tokens(config: Config, lengths: Lengths) -> int:

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -36,6 +37,18 @@ _SAMPLING_KEYS = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "num_beams"),
     *("no_repeat_ngram_size", "length_penalty", "max_length", "max_new_tokens", "min_new_tokens", "suppress_tokens"),
 }
+
+
+class _Absent(ModelError):
+    """A file is merely not there: of a model in the local cache the hub may have it."""
+
+    def __init__(self, model: str, what: str, remedy: str) -> None:
+        super().__init__(f"model = {model!r}: {what}; {remedy}")
+        self.what = what
+
+
+class _Damaged(ModelError):
+    """A file is there and not what was saved: the hub does not send what lies in the local cache again."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +113,14 @@ def _read_folder(
     """`hub_files` are names and sizes on the hub, where the weights are not here yet."""
     if not (folder / "config.json").is_file():
         inner = sorted(p.parent.name for p in folder.glob("*/config.json"))
-        hint = f"; did you mean {folder / inner[0]}?" if inner else "; give a folder written by save_pretrained."
-        raise ModelError(f"model = {model!r}: {folder} has no config.json{hint}")
+        hint = f"did you mean {folder / inner[0]}?" if inner else "give a folder written by save_pretrained."
+        raise _Absent(model, f"{folder} has no config.json", hint)
     config = _read_json(model, folder / "config.json")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelError(
-            f"model = {model!r}: {folder} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, …); "
-            f"save it there with tokenizer.save_pretrained({str(folder)!r})."
+        raise _Absent(
+            model,
+            f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, …)",
+            f"save it there with tokenizer.save_pretrained({str(folder)!r}).",
         )
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"model = {model!r}: config.json has no model_type; it is not a transformers model.")
@@ -149,9 +163,9 @@ def _read_json(model: str, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"model = {model!r}: {path} cannot be read ({error}); save the model again.") from error
+        raise _Damaged(f"model = {model!r}: {path} cannot be read ({error}); save the model again.") from error
     if not isinstance(value, dict):
-        raise ModelError(f"model = {model!r}: {path} holds no JSON object; save the model again.")
+        raise _Damaged(f"model = {model!r}: {path} holds no JSON object; save the model again.")
     return value
 
 
@@ -162,26 +176,35 @@ def _weight_bytes(model: str, folder: Path, hub_files: Mapping[str, int] | None)
             continue
         weight_map = _read_json(model, folder / index).get("weight_map", {})
         shards = sorted({str(shard) for shard in weight_map.values()})
+        _check_weight_files(model, folder, shards)
         missing = [shard for shard in shards if shard not in sizes]
         if missing or not shards:
-            raise ModelError(
-                f"model = {model!r}: {len(missing)} of the {len(shards)} weight files named in {index} are not in "
-                f"{folder}: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; download the model again."
+            raise _Absent(
+                model,
+                f"{len(missing)} of the {len(shards)} weight files named in {index} are not in {folder}: "
+                f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}",
+                "download the model again.",
             )
         break
     else:
         shards = [name for name in sorted(sizes) if name in ("model.safetensors", "pytorch_model.bin")]
+        _check_weight_files(model, folder, shards)
     if not shards:
         other = [name for name in sorted(sizes) if name.endswith((".gguf", ".safetensors", ".bin", ".pt", ".pth"))]
         seen = f" (found {', '.join(other[:3])})" if other else ""
-        raise ModelError(
-            f"model = {model!r}: {folder} has no weights: no model.safetensors, pytorch_model.bin or index of them"
-            f'{seen}; save the model there, or set init = "random" to train from scratch.'
+        raise _Absent(
+            model,
+            f"{folder} has no weights: no model.safetensors, pytorch_model.bin or index of them{seen}",
+            'save the model there, or set init = "random" to train from scratch.',
         )
-    if hub_files is None:
-        for shard in shards:
-            _check_weight_file(model, folder / shard)
     return sum(sizes[shard] for shard in shards)
+
+
+def _check_weight_files(model: str, folder: Path, shards: Sequence[str]) -> None:
+    """Of those that are here already: the hub gives what is not, and takes what is for whole."""
+    for shard in shards:
+        if (folder / shard).is_file():
+            _check_weight_file(model, folder / shard)
 
 
 def _check_weight_file(model: str, path: Path) -> None:
@@ -190,9 +213,9 @@ def _check_weight_file(model: str, path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(8)
         if head == b"version ":
-            raise ModelError(f"model = {model!r}: {path} is a Git LFS pointer, not the weights; run 'git lfs pull'.")
+            raise _Damaged(f"model = {model!r}: {path} is a Git LFS pointer, not the weights; run 'git lfs pull'.")
         if size == 0:
-            raise ModelError(f"model = {model!r}: {path} is empty; download or save the model again.")
+            raise _Damaged(f"model = {model!r}: {path} is empty; download or save the model again.")
         if path.suffix != ".safetensors":
             return
         length = int.from_bytes(head, "little")
@@ -201,10 +224,10 @@ def _check_weight_file(model: str, path: Path) -> None:
         except ValueError:
             header = None
     if not isinstance(header, dict):
-        raise ModelError(f"model = {model!r}: {path} is not a safetensors file; download or save the model again.")
+        raise _Damaged(f"model = {model!r}: {path} is not a safetensors file; download or save the model again.")
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     if size < 8 + length + max(ends, default=0):
-        raise ModelError(
+        raise _Damaged(
             f"model = {model!r}: {path} is cut off ({size:,} of {8 + length + max(ends):,} bytes); download it again."
         )
 
@@ -215,11 +238,9 @@ def _from_hub(model: str, revision: str | None, *, need_weights: bool) -> ModelF
     except ImportError as error:
         near = _nearest_folder(Path(model))
         raise ModelError(f"model = {model!r}: no such folder{near}; for hub ids: {pip_install('train')}.") from error
-    try:
-        cached = Path(snapshot_download(model, revision=revision, local_files_only=True))
-        return _read_folder(model, revision, cached, need_weights=need_weights)
-    except Exception:
-        pass  # not cached, or cached in part: ask the hub
+    cached, absent = _from_cache(model, revision, need_weights=need_weights)
+    if cached is not None:
+        return cached
 
     def question() -> dict[str, int]:
         info = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
@@ -229,12 +250,49 @@ def _from_hub(model: str, revision: str | None, *, need_weights: bool) -> ModelF
     if isinstance(answer, Exception):
         at = f" at revision {revision!r}" if revision else ""
         reason = (str(answer) or type(answer).__name__).strip().splitlines()[0]
+        if absent is not None:
+            raise ModelError(
+                f"model = {model!r}: the local cache has it in part ({absent.what}), and the hub{at} did not give the "
+                f"rest ({reason})."
+            ) from answer
         raise ModelError(
             f"model = {model!r}: no such folder{_nearest_folder(Path(model))}; as a hub id{at} it is not in the local "
             f"cache and the hub did not give it ({reason})."
         ) from answer
     folder = Path(snapshot_download(model, revision=revision, allow_patterns=_SMALL_FILES))
-    return _read_folder(model, revision, folder, need_weights=need_weights, hub_files=answer)
+    with _damage_in_cache(model):
+        return _read_folder(model, revision, folder, need_weights=need_weights, hub_files=answer)
+
+
+def _from_cache(model: str, revision: str | None, *, need_weights: bool) -> tuple[ModelFolder | None, _Absent | None]:
+    """The model as the local cache has it whole, or the first file that it lacks; neither: it has nothing of it.
+
+    Raises `ModelError` for what is there and damaged, which the hub would not send again.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):  # what is wrong with a name, the hub's answer says
+        return None, None
+    except OSError as error:
+        raise ModelError(f"model = {model!r}: the local cache of hub models cannot be read ({error}).") from error
+    try:
+        with _damage_in_cache(model):
+            return _read_folder(model, revision, folder, need_weights=need_weights), None
+    except _Absent as absent:
+        return None, absent
+
+
+@contextmanager
+def _damage_in_cache(model: str) -> Generator[None]:
+    """What is wrong with a file of the cache is told with the command that gets it again."""
+    try:
+        yield
+    except _Damaged as error:
+        again = f"it lies in the local cache: 'hf download {model} --force-download' gets it again."
+        raise ModelError(*error.problems, again) from error
 
 
 def ask_hub(question: Callable[[], T]) -> T | Exception:

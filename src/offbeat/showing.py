@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from offbeat.build import Prepared, System
 from offbeat.config import Config
@@ -27,16 +27,23 @@ def header(prepared: Prepared) -> Header:
         max_staleness=config.max_staleness,
     )
     dropped = sum(source.dropped for source in prepared.prompts.sources)
-    epoch = prepared.prompts.rows / config.prompts_per_step
     rows = (
         ("model", f"{prepared.model_name} · {prepared.model.model_type} · init {config.init}"),
         ("engines", f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype}"),
-        ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epoch:.0f} steps per epoch"),
+        ("data", f"{prepared.prompts.rows:,} rows · {dropped} too long · {epochs(prepared.prompts.steps_per_epoch)}"),
         ("batch", arithmetic),
         *([] if config.checkpoint.every_steps else [("saves", saved_when(config))]),
         *[("slow", text) for text in slow_dtypes(config)],
     )
     return Header(title=prepared.model_name, rows=rows, steps=config.steps)
+
+
+def epochs(steps: Mapping[str, float]) -> str:
+    """`110 steps per epoch`, or `steps per epoch: sums 200, words 20` where sources differ."""
+    shown = {name: f"{count:.0f}" for name, count in steps.items()}
+    if len(set(shown.values())) == 1:
+        return f"{next(iter(shown.values()))} steps per epoch"
+    return f"steps per epoch: {', '.join(f'{name} {count}' for name, count in shown.items())}"
 
 
 def saved_when(config: Config) -> str:

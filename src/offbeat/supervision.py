@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from offbeat.errors import WorkerDied
+from offbeat.errors import first_cause
 from offbeat.rpc.client import Worker
 
 T = TypeVar("T")
@@ -38,18 +38,3 @@ async def unless_a_worker_dies(main: Awaitable[T], workers: Sequence[Worker]) ->
         for pending in (task, *deaths):
             pending.cancel()
         await asyncio.gather(task, *deaths, return_exceptions=True)
-
-
-def first_cause(group: BaseExceptionGroup) -> BaseException:
-    """The one error of a group that explains the others: a dead worker if there is one, else the first."""
-    leaves: list[BaseException] = []
-
-    def collect(error: BaseException) -> None:
-        if isinstance(error, BaseExceptionGroup):
-            for inner in error.exceptions:
-                collect(inner)
-        else:
-            leaves.append(error)
-
-    collect(group)
-    return next((leaf for leaf in leaves if isinstance(leaf, WorkerDied)), leaves[0])

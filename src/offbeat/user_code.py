@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+FAULTS = (Exception, SystemExit)
+"""What may come out of a user's code. `sys.exit` in it is a fault like others: it was not asked to end the command."""
+
 
 def module_of_file(file: Path) -> ModuleType:
     """As `python file.py` would find things: its own folder comes first for imports. Loaded once a process.

@@ -240,12 +240,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_B047(tmp_path: Path, monkeypat
     store = CheckpointStore(tmp_path)
     save(store, 1)
 
-    def full(path: Path, data: bytes) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "_write", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(store, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            save(store, 2)
     found, _ = store.latest()
     assert found is not None
     assert found.step == 1

@@ -289,6 +289,40 @@ def test_a_wrong_override_is_explained(override: str, says: str) -> None:
     assert any(says in text for text in problems(MINIMAL, override)), problems(MINIMAL, override)
 
 
+@pytest.mark.parametrize("text", ["2024-05-01", "07:32:00", "2024-05-01T07:32:00Z", "2024-05-01 07:32:00"])
+def test_an_override_that_looks_like_a_date_is_text(text: str) -> None:
+    config = parse_config(MINIMAL, [f"revision={text}", f"data.0.options.since={text}"])
+    assert config.revision == text
+    assert config.data[0].options == {"since": text}
+
+
+def test_a_date_without_quotes_is_told_of_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'model = "m"\nrevision = 2024-05-01\nsteps = 1\nprompts_per_step = 1\n[[data]]\nsource = "rows.jsonl"\n'
+        'options = { at = [07:32:00] }\nrewards = { "r.py:f" = 1.0 }\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "run.toml", ["sampling.chat_template_kwargs={ today = 2024-05-01T00:00:00 }"])
+    assert caught.value.problems == (
+        'revision = 2024-05-01: is a date, which no key takes; for text write it in quotes: "2024-05-01".',
+        'data.0.options.at.0 = 07:32:00: is a time, which no key takes; for text write it in quotes: "07:32:00".',
+        "sampling.chat_template_kwargs.today = 2024-05-01T00:00:00: is a date, which no key takes; for text write it "
+        'in quotes: "2024-05-01T00:00:00".',
+    )
+
+
+def test_an_override_may_begin_any_section_that_a_resolved_config_does_not_have() -> None:
+    resolved = parse_config(MINIMAL).model_dump(mode="json")
+    absent = {path.partition(".")[0] for path in config_fields() if "." in path and "[]" not in path}
+    absent = {section for section in absent if resolved[section] is None}
+    assert absent == {"warmup"}
+    config = parse_config(resolved, ["warmup.steps=3", "warmup.source=w.jsonl"])
+    assert config.warmup is not None
+    assert config.warmup.steps == 3
+    assert "warmup.source: missing" in problems(resolved, "warmup.steps=3")[0]
+    assert "must be text in quotes" in problems(resolved, "revision.x=1")[0]
+
+
 def test_what_is_written_to_config_json_reads_back_as_the_same_config(tmp_path: Path) -> None:
     config = parse_config({**MINIMAL, "recipe": "dr_grpo", "eval": [{"source": "e.jsonl"}]}, folder=tmp_path)
     again = parse_config(json.loads(json.dumps(config.model_dump(mode="json"))), folder=Path("/"))

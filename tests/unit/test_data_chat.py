@@ -56,6 +56,14 @@ def test_without_a_chat_template_the_error_gives_advice_B026(prompt: Any):
             text.render(prompt, "row 0")
 
 
+def test_several_chat_templates_without_a_default_are_not_called_none():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "other": "{{ messages[0].content }}"}
+    with pytest.raises(ModelError, match=r"can be taken \(ValueError: .*rag.*sampling\.chat_template") as caught:
+        Renderer(tokenizer, format="chat")
+    assert "has none" not in str(caught.value)
+
+
 def test_measuring_and_using_count_the_same_tokens_tools_included_B055():
     tools = [{"type": "function", "function": {"name": "f", "description": "x" * 300}}]
     plain = Renderer(character_tokenizer(), format="chat")

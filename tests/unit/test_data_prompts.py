@@ -15,6 +15,7 @@ from offbeat.config import Config, parse_config
 from offbeat.data.prompts import PromptStream, open_eval, open_train, own_problems
 from offbeat.data.warmup import open_warmup
 from offbeat.errors import ConfigError, DataError
+from offbeat.showing import epochs
 
 
 def _write(path: Path, prompts: list[str]) -> str:
@@ -91,6 +92,16 @@ def test_sources_are_mixed_by_weight(tmp_path: Path):
     for index in range(5):
         sources = [prompt.source for prompt in stream.batch(index)]
         assert (sources.count("s0"), sources.count("s1")) == (6, 2)
+
+
+def test_an_epoch_of_a_source_lasts_as_many_steps_as_its_share_takes(tmp_path: Path):
+    stream = _stream(tmp_path, 24, 8, batch=4, weights=(1, 1))
+    assert stream.steps_per_epoch == {"s0": 12.0, "s1": 4.0}
+    epoch_of = {name: [e for b in range(12) for i, e in _ids(stream, b) if i.startswith(name)] for name in ("s0", "s1")}
+    assert (set(epoch_of["s0"]), set(epoch_of["s1"])) == ({0}, {0, 1, 2})  # 12 steps: one epoch, three epochs
+    assert epochs(stream.steps_per_epoch) == "steps per epoch: s0 12, s1 4"
+    assert epochs(_stream(tmp_path, 12, batch=4).steps_per_epoch) == "3 steps per epoch"
+    assert epochs(_stream(tmp_path, 24, 8, batch=4, weights=(3, 1)).steps_per_epoch) == "8 steps per epoch"
 
 
 def test_without_shuffle_rows_come_as_they_are(tmp_path: Path):

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.config import Config
 from offbeat.host import machine_memory, memory_problem
-from offbeat.memory import Lengths, ModelShape, estimate_memory, micro_batch_tokens
+from offbeat.memory import Lengths, ModelShape, SetSize, engine_batches, estimate_memory, micro_batch_tokens
 
 SMOLLM2 = ModelShape(parameters=134_515_008, hidden=576, layers=30, kv_heads=3, head_dim=64, vocab=49152)
 GIB = 2**30
@@ -55,6 +55,23 @@ def test_a_small_batch_of_a_real_model_is_estimated_at_what_it_takes() -> None:
     small = config_of(prompts_per_step=5, samples_per_prompt=4)
     assert 3.0 * GIB < estimate_memory(small, SMOLLM2, Lengths(prompt=20)).trainer < 4.6 * GIB
     assert estimate_memory(config_of(), SMOLLM2, Lengths(prompt=1000)).trainer > 25 * GIB
+
+
+def test_an_engine_holds_its_share_of_a_step_or_of_a_held_out_set_whichever_is_more() -> None:
+    sets = (
+        {"name": "long", "source": "e.jsonl", "max_new_tokens": 400},
+        {"name": "many", "source": "e.jsonl", "samples_per_prompt": 5},
+    )
+    lengths = Lengths(prompt=16, sets=(SetSize(prompts=6, longest=30), SetSize(prompts=200, longest=10)))
+    config = config_of(eval=sets, rollout={"replicas": 2, "max_rows": 100})
+    assert engine_batches(config, lengths) == [(16, 16 + 24), (3, 30 + 400), (100, 10 + 24)]
+    odd = config_of(prompts_per_step=3, samples_per_prompt=8, rollout={"replicas": 2})
+    assert engine_batches(odd, Lengths(prompt=16)) == [(16, 40)]  # two whole prompts, not 12 samples
+    token = 30 * 2 * 3 * 64 * 4  # keys and values of all layers, float32
+    alone = estimate_memory(config, SMOLLM2, Lengths(prompt=16)).engine
+    both = estimate_memory(config, SMOLLM2, lengths)
+    assert both.engine - alone == 100 * (34 * token + 49152 * 8) - 16 * (40 * token + 49152 * 8)
+    assert both.trainer == estimate_memory(config, SMOLLM2, Lengths(prompt=16)).trainer
 
 
 def test_too_little_memory_is_told_with_the_key_that_helps() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from data_tokenizers import character_tokenizer, model_folder
@@ -96,6 +97,70 @@ def test_weights_that_were_not_wholly_downloaded_are_refused(tmp_path: Path):
         weights.write_bytes(content)
         with pytest.raises(ModelError, match=text):
             inspect_model(str(folder))
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of owner/tiny in a cache of hub models: a whole model, until a test changes it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    storage, commit = tmp_path / "models--owner--tiny", "0" * 40
+    (storage / "refs").mkdir(parents=True)
+    (storage / "refs" / "main").write_text(commit)
+    return model_folder(storage / "snapshots" / commit)
+
+
+def hub_says(monkeypatch: pytest.MonkeyPatch, answer: Exception | list[str]) -> None:
+    from huggingface_hub import HfApi
+
+    def model_info(*_: object, **__: object) -> SimpleNamespace:
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name, size=100) for name in answer])
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+
+
+def test_a_model_in_the_local_cache_needs_no_hub(cached: Path, monkeypatch: pytest.MonkeyPatch):
+    hub_says(monkeypatch, ConnectionError("asked"))
+    assert inspect_model("owner/tiny").folder == cached
+
+
+@pytest.mark.parametrize("online", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_file_in_the_local_cache_is_told_as_it_is(
+    cached: Path, monkeypatch: pytest.MonkeyPatch, name: str, online: bool
+):
+    hub_says(monkeypatch, ["config.json", "model.safetensors"] if online else ConnectionError("unreachable"))
+    (cached / name).write_bytes((cached / name).read_bytes()[:-2])
+    with pytest.raises(ModelError, match=rf"{name} .*\n.*hf download owner/tiny --force-download") as caught:
+        inspect_model("owner/tiny")
+    assert "not in the local cache" not in str(caught.value)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_cut_off_shard_is_found_beside_one_that_is_not_here_yet(
+    cached: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+):
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    first = (cached / "model.safetensors").rename(cached / shards[0])
+    first.write_bytes(first.read_bytes()[: None if whole else -2])
+    index = {"weight_map": dict(zip("ab", shards, strict=True))}
+    (cached / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    hub_says(monkeypatch, ["model.safetensors.index.json", *shards])
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(cached))
+    if whole:
+        assert inspect_model("owner/tiny").weight_bytes == 200
+    else:
+        with pytest.raises(ModelError, match="cut off"):
+            inspect_model("owner/tiny")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_what_the_local_cache_lacks_is_asked_of_the_hub(cached: Path, monkeypatch: pytest.MonkeyPatch, missing: str):
+    (cached / missing).unlink()
+    hub_says(monkeypatch, ConnectionError("unreachable"))
+    with pytest.raises(ModelError, match=r"the local cache has it in part \(.* has no .*\).*\(unreachable\)"):
+        inspect_model("owner/tiny")
 
 
 def test_an_unknown_architecture_names_the_nearest(tmp_path: Path):

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from offbeat.errors import ProtocolError, RunError, WorkerDied
+from offbeat.errors import ProtocolError, RunError, WorkerDied, first_cause
 from offbeat.rollout.pool import EnginePool
 from offbeat.rpc.messages import EngineDescription, PauseCall
 from offbeat.testing.fakes import FakeEngine, World
@@ -126,6 +126,23 @@ def test_one_failure_cancels_the_others_and_is_raised_itself() -> None:
         generate([slow, Engine(name="engine-1", delay_s=0.01, failure=error)])
     assert caught.value is error
     assert slow.log == ["begin", "cancelled"]
+
+
+def test_of_failures_at_one_moment_the_end_of_an_engine_is_raised_with_its_own_cause() -> None:
+    noticed = Engine(name="engine-0", delay_s=0.01, failure=RunError("the connection is broken"))
+    died = WorkerDied("engine-1", "killed by SIGKILL")
+    died.__cause__ = OSError("exit status")
+    with pytest.raises(WorkerDied) as caught:
+        generate([noticed, Engine(name="engine-1", delay_s=0.01, failure=died)])
+    assert caught.value is died
+    assert isinstance(died.__cause__, OSError)
+
+
+def test_the_cause_of_a_group_is_the_end_of_a_process_else_the_first_error() -> None:
+    died, first, second = WorkerDied("engine-1", "exit code 1"), RunError("first"), RunError("second")
+    assert first_cause(first) is first
+    assert first_cause(ExceptionGroup("", [ExceptionGroup("", [first]), second])) is first
+    assert first_cause(ExceptionGroup("", [first, ExceptionGroup("", [second, died])])) is died
 
 
 def changed(position: int, **fields: Any) -> Callable[[list[Rollout]], list[Rollout]]:

@@ -29,10 +29,10 @@ PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 LEVELS: tuple[set[str], ...] = (
     {"__version__"},
     {"errors"},
-    {"types", "devices", "faults", "network", "user_code", "install", "nearest", "layer_progress"},
+    {"types", "devices", "durable", "faults", "network", "user_code", "install", "nearest", "layer_progress"},
     {"config", "rpc.messages"},
     {"ports", "rpc", "memory", "models"},
-    {"algorithms", "data", "metrics", "weights"},
+    {"algorithms", "data", "metrics", "room", "weights"},
     {"environments", "report", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
     {"stages", "saved_models", "export"},
@@ -121,6 +121,12 @@ def test_an_inference_engine_is_imported_in_its_own_folder_only_and_pickle_nowhe
         assert package not in {"pickle", "cloudpickle", "dill"}
         if package in ONLY_IN:
             assert path.is_relative_to(SOURCE / ONLY_IN[package])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_no_error_is_taken_out_of_a_group_by_its_place(path: Path) -> None:
+    """`errors.first_cause` knows which one explains the others."""
+    assert ".exceptions[" not in path.read_text(encoding="utf-8")
 
 
 def test_the_core_loads_nothing_heavy() -> None:

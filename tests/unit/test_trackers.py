@@ -21,7 +21,7 @@ from offbeat.commands.track import track
 from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError
 from offbeat.testing.tracker_conformance import check_tracker
-from offbeat.trackers import Opened, Outcome, TrackedRun, require_trackers, tracking
+from offbeat.trackers import Opened, Outcome, TrackedRun, own, require_trackers, tracking
 from offbeat.trackers.delivery import MESSAGE_LIMIT, RECORDS, TEXT_LIMIT, WAITING_TABLES, fault, table
 from offbeat.trackers.state import ProgressFile
 from offbeat.trackers.tracker import flat
@@ -376,6 +376,23 @@ def test_the_table_is_spread_over_the_step_and_bounded() -> None:
 def test_a_config_is_flattened_to_the_dotted_paths_of_its_keys() -> None:
     leaves = flat({"steps": 3, "trainer": {"lr": 1.0, "betas": [0.9, 0.95]}, "data": [{"name": "a"}], "eval": []})
     assert leaves == {"steps": 3, "trainer.lr": 1.0, "trainer.betas": [0.9, 0.95], "data.0.name": "a", "eval": []}
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys\nsys.exit(3)", r"cannot be imported \(SystemExit: 3\)"),
+        ("open('gone.txt')", r"cannot be imported \(FileNotFoundError: .*gone\.txt"),
+        ("class T:\n def __init__(self): raise SystemExit('no key')", r"cannot be made \(SystemExit: no key\)"),
+    ],
+)
+def test_a_file_of_ones_own_that_exits_or_fails_is_told_of_with_its_words(tmp_path: Path, code: str, says: str) -> None:
+    methods = "".join(f" def {name}(self, *_): ...\n" for name in ("start", "log", "samples", "finish"))
+    (tmp_path / "mine.py").write_text(f"{code}\n{methods if 'class' in code else ''}")
+    with pytest.raises(ConfigError, match=says):
+        own.make(f"{tmp_path / 'mine.py'}:T", {})
+    with pytest.raises(ConfigError, match="no such file"):
+        own.make(f"{tmp_path / 'gone.py'}:T", {})
 
 
 # --- the config -----------------------------------------------------------------------------------------------------

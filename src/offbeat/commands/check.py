@@ -9,7 +9,7 @@ from offbeat.build import Prepared, prepare
 from offbeat.config import Config
 from offbeat.errors import ConfigError
 from offbeat.host import host_problems, memory_problem
-from offbeat.memory import Lengths, checkpoint_bytes, estimate_memory, read_shape
+from offbeat.memory import Lengths, SetSize, checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
 from offbeat.showing import saved_when, slow_dtypes
@@ -91,14 +91,13 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
         ),
     ]
     for source in prepared.prompts.sources:
-        epoch = len(source.kept) / config.prompts_per_step
+        epoch = prepared.prompts.steps_per_epoch[source.name]
         text = f"{source.name}: {len(source.kept):,} rows · {source.dropped} too long · {epoch:.1f} steps per epoch"
         found.append(("data", f"{text} · rewards {_rewards(source.section.rewards)}"))
     for data in prepared.eval_data:
-        samples = data.section.samples_per_prompt
-        found.append(
-            ("eval", f"{data.name}: {len(data.prompts)} prompts × {samples} · rewards {_rewards(data.rewards)}")
-        )
+        asked = f"{len(data.prompts)} prompts × {data.section.samples_per_prompt}"
+        asked += f" · {data.source.dropped} too long" if data.source.dropped else ""
+        found.append(("eval", f"{data.name}: {asked} · rewards {_rewards(data.rewards)}"))
     found.append(
         (
             "sample",
@@ -123,11 +122,14 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
 
 def _lengths(prepared: Prepared) -> Lengths:
     """Of the prompts in use, and of the first warm-up step, which stands for all."""
-    prompts = [source.longest for source in prepared.prompts.sources]
-    prompts += [len(prompt.token_ids) for data in prepared.eval_data for prompt in data.prompts]
     warmup = [] if prepared.warmup is None else prepared.warmup.batch(0)
     return Lengths(
-        prompt=max(prompts), warmup=max((len(s.prompt_token_ids) + len(s.token_ids) for s in warmup), default=0)
+        prompt=max(source.longest for source in prepared.prompts.sources),
+        warmup=max((len(s.prompt_token_ids) + len(s.token_ids) for s in warmup), default=0),
+        sets=tuple(
+            SetSize(prompts=len(data.prompts), longest=max(len(prompt.token_ids) for prompt in data.prompts))
+            for data in prepared.eval_data
+        ),
     )
 
 

@@ -20,10 +20,11 @@ from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.commands.printing import console, phase, show
 from offbeat.commands.run_config import run_config
 from offbeat.config import Config, Dtype
+from offbeat.durable import sync_tree
 from offbeat.errors import ConfigError, ModelError, RunError
 from offbeat.export.card import Facts, card, evaluations
 from offbeat.export.push import Hub, check_push, hub_api, push
-from offbeat.export.weights import Written, check_model, flush, needed_bytes, write_model
+from offbeat.export.weights import Written, check_model, needed_bytes, write_model
 from offbeat.journal import Resumed, read_journal
 from offbeat.metrics.best import best, scores
 from offbeat.metrics.figures import counted, decimal, size
@@ -180,7 +181,7 @@ def _write(run: RunFolder, config: Config, checkpoint: Checkpoint, facts: Facts,
                 file.chmod(readme.stat().st_mode)
         with phase("loading it again and comparing"):
             written = check_model(source, aside, facts.dtype)
-            flush(aside)
+            sync_tree(aside)
         aside.rename(target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error}; nothing was kept of it.") from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from offbeat.config import Config, DataSection, load_config
 from offbeat.data.columns import check_column, columns_everywhere
 from offbeat.data.prompts import columns_of, eval_data_section
 from offbeat.data.sources import Rows, load_rows
+from offbeat.durable import replacing
 from offbeat.errors import ConfigError
 from offbeat.interrupt import Interrupt
 from offbeat.metrics.figures import counted
@@ -285,17 +285,12 @@ def _written(output: Path | None) -> Generator[Callable[[Iterable[Any]], object]
     if output is None:
         yield lambda _: None
         return
-    aside = output.with_name(f".{output.name}.writing")
 
     def write(file: BinaryIO, objects: Iterable[Any]) -> None:
         file.writelines(encode_line(one) for one in objects)
 
-    try:
-        with aside.open("wb") as file:
-            yield partial(write, file)
-        os.replace(aside, output)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(output, shared=True) as file:
+        yield partial(write, file)
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def read_toml(path: Path) -> Json:
 def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
     """Build a config from plain values (as TOML gives them). Relative paths are taken from `folder`."""
     problems: list[str] = []
-    given = json.loads(json.dumps(raw, default=str))
+    given = _plain(raw, problems)
     for override in overrides:
         problem = _apply_override(given, override)
         if problem:
             problems.append(problem)
+    given = _plain(given, problems)
     recipe = given.get("recipe", "grpo")
     merged = _merge(RECIPES[recipe], given) if isinstance(recipe, str) and recipe in RECIPES else given
     try:
@@ -63,6 +65,26 @@ def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | Non
     if problems:
         raise ConfigError(*problems)
     return absolute(config, folder or Path.cwd())
+
+
+def _plain(values: Json, problems: list[str]) -> Json:
+    """JSON values only. Dates of TOML are told of, since they would be other text than was written."""
+
+    def plain(value: Any, where: str) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(inner, f"{where}.{key}".lstrip(".")) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(inner, f"{where}.{index}") for index, inner in enumerate(value)]
+        if isinstance(value, date | time):
+            kind = "time" if isinstance(value, time) else "date"
+            text = value.isoformat()
+            problems.append(
+                f'{where} = {text}: is a {kind}, which no key takes; for text write it in quotes: "{text}".'
+            )
+            return text
+        return value
+
+    return json.loads(json.dumps(plain(values, ""), default=str))
 
 
 def _recipe_problems(raw: Json, config: Config) -> list[str]:
@@ -106,11 +128,15 @@ def _apply_override(values: Json, override: str) -> str | None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
+    if isinstance(value, date | time):  # quotes are the shell's on a command line: it is the text
+        value = text
     here: Any = values
     *parents, last = key.strip().split(".")
     while parents:
         part, *parents = parents
-        here = here.setdefault(part, {})
+        if here.get(part) is None:  # left out, or a resolved config's null for a section that it does not have
+            here[part] = {}
+        here = here[part]
         if isinstance(here, list) and is_repeated(part):
             if not parents:
                 known = _known_entries(part, here) or "none yet"

@@ -110,6 +110,8 @@ class EvalSection(Section):
     max_prompts: Count | None = None
     """Take the first n rows only."""
     max_prompt_tokens: Count | None = None
+    """Left out: that of the first `[[data]]`, or what `max_new_tokens` leaves of the model's positions if that is less.
+    """
     temperature: NotNegative | None = None
     """0 is greedy. Sampling fields default to those of `[sampling]`."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

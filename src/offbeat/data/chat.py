@@ -130,13 +130,18 @@ class Renderer:
 
 
 def _check_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
-    try:
-        template = tokenizer.get_chat_template(tools=kwargs.get("tools"))
-    except Exception as error:
+    if tokenizer.chat_template is None:
         raise ModelError(
             'format = "chat" needs a chat template, and the tokenizer has none (base models usually do not). Either '
             'set format = "text" to use prompts as they are, or name a Jinja file with sampling.chat_template, or use '
             "the instruct version of the model."
+        )
+    try:
+        template = tokenizer.get_chat_template(tools=kwargs.get("tools"))
+    except Exception as error:
+        raise ModelError(
+            f'format = "chat": none of the tokenizer\'s chat templates can be taken ({type(error).__name__}: {error}); '
+            "name a Jinja file with sampling.chat_template."
         ) from error
     known = sorted(set(re.findall(r"[A-Za-z_]\w*", template)))
     for name in kwargs:

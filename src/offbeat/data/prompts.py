@@ -176,6 +176,14 @@ class PromptStream:
         """Rows in use, of all sources."""
         return sum(len(source.kept) for source in self.sources)
 
+    @property
+    def steps_per_epoch(self) -> dict[str, float]:
+        """Source → steps in which each of its rows comes once: a step takes the source's share of the prompts."""
+        return {
+            source.name: float(len(source.kept) / (share * self.prompts_per_step))
+            for source, share in zip(self.sources, self._shares, strict=True)
+        }
+
     def position(self, next_batch: int) -> DataPosition:
         return DataPosition(next_batch, self.fingerprint())
 

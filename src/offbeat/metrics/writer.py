@@ -26,6 +26,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, TypeAlias
 
+from offbeat.durable import replace_file, sync_path
 from offbeat.errors import ConfigError, RunError
 from offbeat.nearest import run_hint
 
@@ -107,7 +108,7 @@ class RunFolder:
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """Whole or not at all, also when the machine stops in the middle."""
         text = json.dumps(_clean(resolved), ensure_ascii=False, indent=2, allow_nan=False)
-        _replace(self.path / CONFIG, [text.encode() + b"\n"])
+        replace_file(self.path / CONFIG, [text.encode() + b"\n"])
 
     def read_config(self) -> Json:
         """Raises `ConfigError` when it is damaged."""
@@ -121,7 +122,7 @@ class RunFolder:
 
     def write_origin(self, folder: Path) -> None:
         """`folder`: of the file that the config came from, or the one that Python was in. Absolute."""
-        _replace(self.path / ORIGIN, [json.dumps({"folder": str(folder)}).encode() + b"\n"])
+        replace_file(self.path / ORIGIN, [json.dumps({"folder": str(folder)}).encode() + b"\n"])
 
     def read_origin(self) -> Path | None:
         """None: of a run that kept none."""
@@ -213,11 +214,7 @@ class JsonLines:
     def sync(self) -> None:
         """Returns when all that was written is safe on the disk, under its name."""
         os.fsync(self._file.fileno())
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_path(self.path.parent)
 
     def close(self) -> None:
         self._file.close()
@@ -302,7 +299,7 @@ def _keep_before(path: Path, next_step: int) -> int:
             else:
                 dropped += 1
 
-    _replace(path, kept())
+    replace_file(path, kept())
     return dropped
 
 
@@ -318,17 +315,3 @@ def decode_line(line: bytes) -> Json | None:
     except ValueError:  # half a line, or bytes that are not UTF-8
         return None
     return values if isinstance(values, dict) else None
-
-
-def _replace(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes aside, then renames: a reader sees the old file or the new one. Nothing is left aside by an error."""
-    aside = path.with_name(path.name + ".writing")
-    try:
-        with aside.open("wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:  # a full disk: the half of a copy would keep it full
-        aside.unlink(missing_ok=True)
-        raise

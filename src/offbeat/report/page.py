@@ -13,12 +13,12 @@ import base64
 import hashlib
 import html
 import json
-import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from offbeat.durable import replace_file
 from offbeat.report.collect import Report
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
@@ -66,15 +66,6 @@ def _template(name: str) -> str:
 
 
 def write_page(report: Report, path: Path) -> int:
-    """Aside, then renamed: a reader sees the old page or the new one. Returns its bytes. Raises `OSError`."""
-    aside = path.with_name(f"{path.name}.writing-{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(page(report))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    """A reader sees the old page or the new one. Returns its bytes. Raises `OSError`."""
+    replace_file(path, (part.encode() for part in page(report)), shared=True)
     return path.stat().st_size

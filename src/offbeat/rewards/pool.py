@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbeat.data.plain import to_wire
-from offbeat.errors import ProtocolError, RemoteError, RewardError
+from offbeat.errors import ProtocolError, RemoteError, RewardError, first_cause
 from offbeat.rewards.functions import short_names
 from offbeat.rewards.ledger import Ledger, Work
 from offbeat.rewards.slot import Slot, Trouble
@@ -115,12 +115,10 @@ class RewardPool:
             async with asyncio.TaskGroup() as group:
                 for slot in slots:
                     group.create_task(slot.ensure())
-        except BaseExceptionGroup as errors:
+        except BaseException as error:
             await pool.close()
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        except BaseException:
-            await pool.close()
-            raise
+            first = first_cause(error)
+            raise first from first.__cause__
         pool._description = slots[0].description
         return pool
 
@@ -204,8 +202,8 @@ class RewardPool:
                 for _ in range(min(len(self._slots), len(queue))):
                     group.create_task(self._drain(queue, items, ledger, pace))
         except BaseExceptionGroup as errors:
-            # The first failure is the cause; the others were cancelled because of it.
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+            first = first_cause(errors)
+            raise first from first.__cause__
 
     async def _drain(self, queue: deque[Work], items: _Items, ledger: Ledger, pace: dict[str, float]) -> None:
         slot = await self._idle.get()

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from offbeat.errors import ProtocolError, RunError
+from offbeat.errors import ProtocolError, RunError, first_cause
 from offbeat.ports import Engine
 from offbeat.rpc.messages import EngineDescription, PauseCall
 from offbeat.types import GenerateRequest, Rollout, Sampling
@@ -85,12 +85,13 @@ class EnginePool:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """Run them together; the first failure cancels the others and is raised itself."""
+    """Run them together; the first failure cancels the others, and what explains it is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        first = first_cause(failures)
+        raise first from first.__cause__
     return [task.result() for task in tasks]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.errors import ConfigError
 from offbeat.trackers.tracker import Tracker
-from offbeat.user_code import module_of_file
+from offbeat.user_code import FAULTS, module_of_file
 
 METHODS = ("start", "log", "samples", "finish")
 
@@ -20,11 +20,12 @@ def load_class(spec: str) -> type[Tracker]:
     """Runs the user's module. Raises `ConfigError`."""
     place, _, name = spec.rpartition(":")
     where = f"trackers: {spec!r}"
+    file = Path(place) if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise ConfigError(f"{where}: no such file; paths are relative to the configuration file.")
     try:
-        module = module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file; paths are relative to the configuration file.") from None
-    except Exception as error:
+        module = importlib.import_module(place) if file is None else module_of_file(file)
+    except FAULTS as error:
         raise ConfigError(
             f"{where}: cannot be imported ({type(error).__name__}: {error}); correct the file."
         ) from error
@@ -52,5 +53,5 @@ def make(spec: str, options: Mapping[str, Any]) -> Tracker:
         raise ConfigError(f"{where}: options do not fit its parameters: {error}; correct 'options'.") from error
     try:
         return made(**options)
-    except Exception as error:
+    except FAULTS as error:
         raise ConfigError(f"{where}: cannot be made ({type(error).__name__}: {error}); correct 'options'.") from error

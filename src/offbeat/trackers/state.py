@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from offbeat.durable import replace_file
 from offbeat.trackers.tracker import Outcome
 
 TRACKERS = "trackers.json"
@@ -111,9 +111,4 @@ class ProgressFile:
         values: dict[str, Any] = {key: asdict(value) for key, value in self._known.items()}
         if self._outcome is not None:
             values[OUTCOME] = asdict(self._outcome)
-        aside = self._path.with_name(TRACKERS + ".writing")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(values, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # else a machine that stops can leave an empty file under the new name
-        os.replace(aside, self._path)
+        replace_file(self._path, [json.dumps(values, indent=2).encode() + b"\n"])

@@ -11,7 +11,6 @@ flushed to disk before `save` returns, and a file that is missing or damaged is 
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
 
+from offbeat.durable import sync_path
 from offbeat.errors import RunError
 from offbeat.trainer.learner import SUPERVISED_BETAS, Counters, Learner
 from offbeat.trainer.optimizer import adamw
@@ -88,7 +88,7 @@ def save(learner: Learner, folder: Path, rank: int, *, shard_bytes: int = SHARD_
     model_files = sorted(p for p in (folder / "model").rglob("*") if p.is_file()) if rank == 0 else []
     written = [*model_files, tensor_file, scalar_file]
     for path in [*written, folder]:
-        _flush(path)
+        sync_path(path)
     return written
 
 
@@ -192,14 +192,6 @@ def _numpy_state() -> list[Any]:
 
 def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(path: Path, error: Exception) -> RunError:
