@@ -129,7 +129,7 @@ def test_a_start_that_fails_leaves_the_run_as_it_was(
         config=run.config,
         model_name="fake",
         model=SimpleNamespace(model_type="fake"),
-        prompts=SimpleNamespace(sources=(), rows=8),
+        prompts=SimpleNamespace(sources=(), rows=8, steps_per_epoch={"short_sums": 2.0}),
     )
     monkeypatch.setattr(training, "start", start)
     back = CheckpointStore(run.folder.checkpoints).at(GO_BACK_TO)
