@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
-from offbeat.build import Prepared, System
+from offbeat.build import System
 from offbeat.config import Config
 from offbeat.devices import slow_in_bfloat16
 from offbeat.metrics.display import Display
 from offbeat.metrics.status import Activity, Header, batch_arithmetic
+from offbeat.prepare import Prepared
 from offbeat.rpc.worker import Worker
 
 ACTIVITY_S = 0.25

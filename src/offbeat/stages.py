@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from offbeat import staleness
-from offbeat.algorithms.batching import BatchMetrics, make_batch
+from offbeat.algorithms.batching import make_batch
 from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.metrics.spans import Timeline
@@ -32,7 +32,6 @@ class Sampled:
     step: int
     scored: tuple[Scored, ...]
     batch: Batch
-    batch_metrics: BatchMetrics
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Trained:
     """The weights version that was updated: the step's samples are compared with it."""
     scored: tuple[Scored, ...]
     batch: Batch
-    batch_metrics: BatchMetrics
     update: UpdateResult
 
 
@@ -159,7 +157,7 @@ class RunStages:
             scored = await self.reward.score(rollouts, by_rollout)
         self.journal.rewarded(step, scored)
         with self.timeline.span("rewards", "advantages", step=step, category="train"):
-            batch, batch_metrics = make_batch(
+            batch = make_batch(
                 step,
                 scored,
                 self.sampling,
@@ -167,7 +165,7 @@ class RunStages:
                 updates_per_step=self.config.updates_per_step,
                 epochs_per_batch=self.config.epochs_per_batch,
             )
-        return Sampled(step, tuple(scored), batch, batch_metrics)
+        return Sampled(step, tuple(scored), batch)
 
     async def train(self, step: int, sampled: Sampled) -> None:
         if sampled.step != step:
@@ -179,7 +177,7 @@ class RunStages:
             raise RunError(
                 f"after step {step} the trainer is at version {update.weights_version}, expected {self.version + 1}"
             )
-        trained = Trained(step, self.version, sampled.scored, sampled.batch, sampled.batch_metrics, update)
+        trained = Trained(step, self.version, sampled.scored, sampled.batch, update)
         self.version = update.weights_version
         self.journal.trained(step, sampled.scored, sampled.batch, update)
         self.recorder.trained(trained)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.aftermath import command
-from offbeat.build import Prepared, System, start
+from offbeat.build import System, start
 from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.config import Config
 from offbeat.errors import RunError
@@ -32,6 +32,7 @@ from offbeat.metrics.spans import Timeline
 from offbeat.metrics.summary import Summary
 from offbeat.metrics.trace import trace_file
 from offbeat.metrics.writer import RunFolder, read_metrics
+from offbeat.prepare import Prepared
 from offbeat.recording import RunEvaluations, RunRecorder, RunSaver
 from offbeat.showing import activity, header
 from offbeat.stages import RunStages, Sampled

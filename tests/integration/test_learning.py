@@ -27,11 +27,11 @@ from equivalence_runs import inputs, run, values
 
 from offbeat import build
 from offbeat.algorithms.batching import make_batch
-from offbeat.build import Prepared, prepare
 from offbeat.config import load_config
 from offbeat.data.chat import decode_completions
 from offbeat.errors import RunError, WeightSyncError
 from offbeat.metrics.samples import sample_objects
+from offbeat.prepare import Prepared, prepare
 from offbeat.rollout.hf import HfSampler
 from offbeat.rpc.process import ProcessSpec
 from offbeat.stages import generate_requests
@@ -110,7 +110,7 @@ class Task:
             while len(drawn) <= step + staleness:  # batch 0 at version 0, batch k at version k - staleness
                 prompts = self.prepared.prompts.batch(len(drawn))
                 drawn.append(self.sample(engine, prompts, self.config.samples_per_prompt, version=step))
-            batch, metrics = make_batch(
+            batch = make_batch(
                 step,
                 drawn[step],
                 self.prepared.sampling,
@@ -118,7 +118,7 @@ class Task:
                 updates_per_step=self.config.updates_per_step,
                 epochs_per_batch=1,
             )
-            learned.rewards.append(metrics.reward_mean)
+            learned.rewards.append(sum(one.reward for one in drawn[step]) / len(drawn[step]))
             learned.lines += sample_objects(step, drawn[step])
             for minibatch in batch.minibatches:
                 one = msgspec.structs.replace(batch, minibatches=(minibatch,))

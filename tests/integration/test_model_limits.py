@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_run import write_config, write_project
 
-from offbeat.build import prepare
 from offbeat.config import load_config
 from offbeat.errors import ConfigError
+from offbeat.prepare import prepare
 
 pytestmark = pytest.mark.integration
 

@@ -198,15 +198,14 @@ def test_problems_of_all_sources_are_found_at_once(tmp_path: Path):
     assert len(caught.value.problems) == 3  # both columns of the second
 
 
-def test_a_position_notices_changed_data(tmp_path: Path):
+def test_a_fingerprint_notices_changed_data(tmp_path: Path):
     stream = _stream(tmp_path, 12)
-    position = stream.position(3)
-    assert position.next_batch == 3
-    stream.check_position(position)
+    saved = stream.fingerprint()
+    stream.check_unchanged(saved, 3)
     with pytest.raises(DataError, match="saved at batch 3"):
-        _stream(tmp_path, 13).check_position(position)
+        _stream(tmp_path, 13).check_unchanged(saved, 3)
     with pytest.raises(DataError, match="saved at batch 3"):
-        _stream(tmp_path, 12, seed=1).check_position(position)
+        _stream(tmp_path, 12, seed=1).check_unchanged(saved, 3)
 
 
 def test_prompts_carry_their_row_and_the_configured_answer(tmp_path: Path):

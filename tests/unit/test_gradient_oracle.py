@@ -90,8 +90,7 @@ def loss_section(loss: OracleLoss) -> LossSection:
 
 
 def batch_of(samples: list[OracleSample], sampling: Sampling, loss: OracleLoss) -> Batch:
-    batch, _ = make_batch(0, scored(samples), sampling, loss=loss_section(loss), updates_per_step=1, epochs_per_batch=1)
-    return batch
+    return make_batch(0, scored(samples), sampling, loss=loss_section(loss), updates_per_step=1, epochs_per_batch=1)
 
 
 def learner_of(model: Any, loss: OracleLoss, budget: int = 4096, **trainer: Any) -> Learner:

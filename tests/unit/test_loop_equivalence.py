@@ -156,7 +156,7 @@ def one_after_the_other(folder: Path, delay: int) -> dict[str, Tensor]:
             Scored(rollout=r, prompt=prompts[i // run.samples_per_prompt], text="", reward=liked(r), parts={})
             for i, r in enumerate(rollouts)
         ]
-        batch, _ = make_batch(step, scored, SAMPLING, loss=run.loss, updates_per_step=2, epochs_per_batch=1)
+        batch = make_batch(step, scored, SAMPLING, loss=run.loss, updates_per_step=2, epochs_per_batch=1)
         learner.update(batch)
         versions.append(copy.deepcopy(learner.model))
     return learner.model.state_dict()

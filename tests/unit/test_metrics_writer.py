@@ -104,7 +104,6 @@ def test_a_resumed_file_has_each_step_once(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"step": 5, "ru')  # killed in the middle of a line
     with JsonLines(path, next_step=3) as lines:
-        assert lines.dropped == 3
         lines.write_all({"step": step, "run": 2} for step in range(3, 6))
     found = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [(o["step"], o["run"]) for o in found] == [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
@@ -125,8 +124,7 @@ def test_a_line_cut_anywhere_never_joins_the_next_one(tmp_path: Path, cut: int) 
 def test_lines_that_are_no_objects_of_a_step_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"step": 0}\n\x00\x00\x00\n[1]\n{"other": 1}\n\xff\xfe{"step": 1}\n{"step": 1}\n\n')
-    with JsonLines(path, next_step=9) as lines:
-        assert lines.dropped == 4
+    JsonLines(path, next_step=9).close()
     assert steps_of(path) == [0, 1]
 
 

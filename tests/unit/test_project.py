@@ -36,6 +36,7 @@ LEVELS: tuple[set[str], ...] = (
     {"environments", "report", "rewards", "rollout", "trainer"},
     {"checkpoint", "evaluate", "journal", "staleness", "trackers"},
     {"stages", "saved_models", "export"},
+    {"prepare"},
     {"loops", "line", "recording", "interrupt", "aftermath", "supervision"},
     {"build", "host"},
     {"showing"},

@@ -86,7 +86,7 @@ def test_longrope_beyond_its_original_length_is_refused_in_sets_too(evals: list[
 
 
 def test_a_set_that_asks_for_more_than_the_model_has_is_found_before_a_process_starts(tmp_path: Path) -> None:
-    from offbeat.build import prepare
+    from offbeat.prepare import prepare
     from offbeat.testing.tiny_model import tiny_qwen3
     from offbeat.testing.tiny_project import BASE, write_rows
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from offbeat.build import engine_specs, prepare
+from offbeat.build import engine_specs
 from offbeat.checkpoint import CheckpointStore, State
 from offbeat.config import Config, parse_config
 from offbeat.errors import ConfigError
 from offbeat.metrics.writer import RunFolder
+from offbeat.prepare import prepare
 from offbeat.saved_models import lineage, model_at_hand, origin_of, resolve_model
 from offbeat.testing.tiny_model import tiny_qwen3
 

@@ -12,8 +12,8 @@ import pytest
 from data_tokenizers import model_folder
 from test_project import ROOT, load_script
 
-from offbeat.build import prepare
 from offbeat.config import load_config
+from offbeat.prepare import prepare
 
 EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "smollm2"

@@ -37,7 +37,7 @@ def scored(
     return Scored(rollout=rollout, prompt=owner, text="", reward=reward, parts={})
 
 
-def batch(items: list[Scored], *, updates: int = 1, epochs: int = 1, drop: bool = True, **loss: object):
+def batch(items: list[Scored], *, updates: int = 1, epochs: int = 1, **loss: object):
     return make_batch(
         0,
         items,
@@ -45,12 +45,11 @@ def batch(items: list[Scored], *, updates: int = 1, epochs: int = 1, drop: bool 
         loss=LossSection(scale_by_std=False, **loss),  # pyright: ignore[reportArgumentType] - any field of the section
         updates_per_step=updates,
         epochs_per_batch=epochs,
-        drop_groups_without_spread=drop,
     )
 
 
 def advantages(items: list[Scored]) -> list[float]:
-    made, _ = batch(items)
+    made = batch(items)
     return [float(s.advantages[-1]) for s in made.minibatches[0].samples]
 
 
@@ -72,42 +71,36 @@ def test_epochs_of_one_prompt_are_two_groups() -> None:
 
 def test_groups_may_be_incomplete_and_scattered_B024() -> None:
     items = [scored("a", 0, 0.0), scored("b", 2, 3.0), scored("a", 3, 1.0), scored("b", 0, 0.0), scored("b", 1, 0.0)]
-    made, metrics = batch(items)
+    made = batch(items)
     by_group = {s.advantages[0].item() for s in made.minibatches[0].samples}
     assert by_group == {-0.5, 0.5, 2.0, -1.0}
-    assert metrics.groups == 2
 
 
 def test_groups_without_spread_leave_numerator_and_denominator_B159() -> None:
     items = [scored("dull", i, 1.0) for i in range(4)] + [scored("a", i, float(i)) for i in range(2)]
-    made, metrics = batch(items)
+    made = batch(items)
     assert len(made.minibatches[0].samples) == 2
     assert made.minibatches[0].denominator == 6.0
-    assert metrics.groups_without_spread_fraction == 0.5
-    assert metrics.reward_mean == pytest.approx(5 / 6)
-    kept, _ = batch(items, drop=False)
-    assert kept.minibatches[0].denominator == 18.0
 
 
 def test_no_group_with_spread_leaves_empty_updates_of_denominator_zero_B041() -> None:
-    made, metrics = batch([scored(p, i, 1.0) for p in "ab" for i in range(2)], updates=2, epochs=2)
+    made = batch([scored(p, i, 1.0) for p in "ab" for i in range(2)], updates=2, epochs=2)
     assert [(m.samples, m.denominator) for m in made.minibatches] == [((), 0.0)] * 4
-    assert (metrics.groups_without_spread_fraction, metrics.samples_trained) == (1.0, 0)
 
 
 def test_groups_are_dealt_whole_and_evenly_over_updates() -> None:
     items = [scored(p, i, float(i)) for i in range(2) for p in "abcde"]
-    made, _ = batch(items, updates=2, epochs=2)
+    made = batch(items, updates=2, epochs=2)
     assert [len(m.samples) for m in made.minibatches] == [4, 6, 4, 6]
     for minibatch in made.minibatches:
         assert sum(float(s.advantages[0]) for s in minibatch.samples) == 0.0  # whole groups
-    few, _ = batch([scored("a", i, float(i)) for i in range(2)], updates=3)
+    few = batch([scored("a", i, float(i)) for i in range(2)], updates=3)
     assert sorted(len(m.samples) for m in few.minibatches) == [0, 0, 2]
 
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_the_advantage_stands_at_every_token_the_last_included_B069(length: int) -> None:
-    made, _ = batch([scored("a", i, float(i), tokens=(7,) * length) for i in range(2)])
+    made = batch([scored("a", i, float(i), tokens=(7,) * length) for i in range(2)])
     sample = made.minibatches[0].samples[1]
     assert sample.advantages.tolist() == [0.5] * length
     assert sample.loss_mask.tolist() == [1] * length

@@ -31,8 +31,6 @@ class GroupAdvantages(NamedTuple):
     """float64."""
     has_spread_N: Tensor
     """bool: False for samples of a group of one or of equal rewards."""
-    groups: int
-    groups_without_spread: int
 
 
 def group_advantages(rewards_N: Tensor, group_ids_N: Tensor, *, scale_by_std: bool) -> GroupAdvantages:
@@ -52,8 +50,7 @@ def group_advantages(rewards_N: Tensor, group_ids_N: Tensor, *, scale_by_std: bo
     if not bool(torch.isfinite(rewards_N).all()):
         raise ValueError("a reward is not finite")
     _, index_N, count_G = torch.unique(group_ids_N, return_inverse=True, return_counts=True)
-    groups = count_G.numel()
-    zero_G = rewards_N.new_zeros(groups)
+    zero_G = rewards_N.new_zeros(count_G.numel())
 
     mean_G = zero_G.scatter_add(0, index_N, rewards_N) / count_G
     centred_N = rewards_N - mean_G[index_N]
@@ -67,4 +64,4 @@ def group_advantages(rewards_N: Tensor, group_ids_N: Tensor, *, scale_by_std: bo
         centred_N = centred_N / (variance_G.sqrt() + STD_EPSILON)[index_N]
     has_spread_N = has_spread_G[index_N]
     advantages_N = torch.where(has_spread_N, centred_N, torch.zeros_like(centred_N))
-    return GroupAdvantages(advantages_N, has_spread_N, groups, groups - int(has_spread_G.sum()))
+    return GroupAdvantages(advantages_N, has_spread_N)

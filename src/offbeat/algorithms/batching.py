@@ -4,8 +4,8 @@
 
 - A group is what carries one (prompt_id, epoch): never neighbouring rows, never equal prompt tokens. Groups may have
   unequal sizes or miss samples.
-- Groups without spread carry no signal. They leave the numerator *and* the denominator
-  (`drop_groups_without_spread`): the step size does not depend on how many prompts are solved or hopeless.
+- Groups without spread carry no signal. They leave the numerator *and* the denominator: the step
+  size does not depend on how many prompts are solved or hopeless.
 - The groups that are left are dealt, whole and in order of first appearance, evenly over `updates_per_step`; the
   number of updates survives filtering. One that got no group is an empty mini-batch with denominator 0, which the
   trainer skips.
@@ -18,7 +18,6 @@ torch is imported inside the call: the controller imports this module without it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -26,22 +25,6 @@ import numpy as np
 from offbeat.config import LossSection
 from offbeat.errors import RewardError, RunError
 from offbeat.types import Batch, MiniBatch, Sampling, Scored, TrainSample
-
-
-@dataclass(frozen=True)
-class BatchMetrics:
-    """What is known of a step before it is trained. Rewards are over all samples, filtered groups included."""
-
-    reward_mean: float
-    reward_std: float
-    """Population standard deviation over the step's samples."""
-    groups: int
-    groups_without_spread_fraction: float
-    samples: int
-    samples_trained: int
-    """Samples of groups that carry signal, counted once whatever `epochs_per_batch` is."""
-    advantage_abs_mean: float
-    """Over the trained samples; 0 when there are none."""
 
 
 def make_batch(
@@ -52,8 +35,7 @@ def make_batch(
     loss: LossSection,
     updates_per_step: int,
     epochs_per_batch: int,
-    drop_groups_without_spread: bool = True,
-) -> tuple[Batch, BatchMetrics]:
+) -> Batch:
     """One training step's batch, for one rank.
 
     Raises:
@@ -65,11 +47,11 @@ def make_batch(
     from offbeat.algorithms.advantages import group_advantages
 
     _check(step, scored)
-    group_N, groups = _group_numbers(scored)
+    group_N = _group_numbers(scored)
     rewards = np.asarray([item.reward for item in scored], dtype=np.float64)
     result = group_advantages(torch.from_numpy(rewards), torch.from_numpy(group_N), scale_by_std=loss.scale_by_std)
     advantages = result.advantages_N.numpy()
-    kept = result.has_spread_N.numpy() if drop_groups_without_spread else np.ones(len(scored), dtype=bool)
+    kept = result.has_spread_N.numpy()
 
     updates = _deal([int(g) for g in dict.fromkeys(group_N[kept].tolist())], updates_per_step)
     members: dict[int, list[int]] = {}
@@ -79,16 +61,7 @@ def make_batch(
         _minibatch([(scored[i], advantages[i]) for group in update for i in members[group]], loss, sampling)
         for update in updates
     )
-    metrics = BatchMetrics(
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std()),
-        groups=groups,
-        groups_without_spread_fraction=result.groups_without_spread / groups,
-        samples=len(scored),
-        samples_trained=int(kept.sum()),
-        advantage_abs_mean=float(np.abs(advantages[kept]).mean()) if kept.any() else 0.0,
-    )
-    return Batch(step=step, minibatches=one_pass * epochs_per_batch, sampling=sampling), metrics
+    return Batch(step=step, minibatches=one_pass * epochs_per_batch, sampling=sampling)
 
 
 def _check(step: int, scored: Sequence[Scored]) -> None:
@@ -108,11 +81,11 @@ def _check(step: int, scored: Sequence[Scored]) -> None:
             )
 
 
-def _group_numbers(scored: Sequence[Scored]) -> tuple[np.ndarray, int]:
-    """Which group each sample is of, numbered by first appearance (int64), and how many there are."""
+def _group_numbers(scored: Sequence[Scored]) -> np.ndarray:
+    """Which group each sample is of, numbered by first appearance (int64)."""
     numbers: dict[tuple[str, int], int] = {}
     keys = [(item.rollout.prompt_id, item.rollout.epoch) for item in scored]
-    return np.asarray([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64), len(numbers)
+    return np.asarray([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _deal(groups: list[int], updates: int) -> list[list[int]]:

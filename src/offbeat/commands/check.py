@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from offbeat.build import Prepared, prepare
 from offbeat.config import Config
 from offbeat.errors import ConfigError
 from offbeat.host import host_problems, memory_problem
 from offbeat.memory import Lengths, SetSize, checkpoint_bytes, estimate_memory, read_shape
 from offbeat.metrics import figures
 from offbeat.metrics.status import batch_arithmetic
+from offbeat.prepare import Prepared, prepare
 from offbeat.showing import saved_when, slow_dtypes
 
 PROMPT_CHARACTERS = 1500

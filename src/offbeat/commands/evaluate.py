@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from offbeat.build import System, prepare
+from offbeat.build import System
 from offbeat.commands.run_config import run_config
 from offbeat.commands.serving import serve
 from offbeat.config import load_config
@@ -15,6 +15,7 @@ from offbeat.host import require_host
 from offbeat.metrics.display import Display
 from offbeat.metrics.writer import RunFolder
 from offbeat.nearest import run_hint
+from offbeat.prepare import prepare
 from offbeat.saved_models import choose_checkpoint, model_at_hand
 
 

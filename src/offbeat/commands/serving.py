@@ -13,12 +13,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from offbeat.build import Prepared, System, start
+from offbeat.build import System, start
 from offbeat.checkpoint import Checkpoint
 from offbeat.commands.passing import passing_folder
 from offbeat.interrupt import Interrupt
 from offbeat.metrics.display import Display
 from offbeat.metrics.writer import RunFolder
+from offbeat.prepare import Prepared
 from offbeat.showing import activity, header
 from offbeat.supervision import unless_a_worker_dies
 from offbeat.training import warm_up

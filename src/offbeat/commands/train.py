@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.aftermath import aftermath, command, saved, unevaluated
-from offbeat.build import Prepared, prepare
 from offbeat.checkpoint import Checkpoint, CheckpointStore, changed_inputs
 from offbeat.commands.run_config import run_config
 from offbeat.config import Config, parse_config, read_toml
-from offbeat.data.prompts import DataPosition
 from offbeat.errors import ConfigError, RunError
 from offbeat.host import require_host
 from offbeat.metrics.display import Display, make_display
 from offbeat.metrics.writer import RunFolder
+from offbeat.prepare import Prepared, prepare
 from offbeat.saved_models import model_at_hand
 from offbeat.training import RunResult, train_part
 
@@ -139,7 +138,7 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
         )
     prepared = prepare(config, at_hand=model_at_hand(config, checkpoint))
     require_host(config)
-    prepared.prompts.check_position(DataPosition(checkpoint.step, checkpoint.state.data))
+    prepared.prompts.check_unchanged(checkpoint.state.data, checkpoint.step)
     if changed := changed_inputs(checkpoint.state, prepared.inputs):
         names = ", ".join(_short(name) for name in changed)
         display.warn(f"changed since step {checkpoint.step}, and used as they are now: {names}")

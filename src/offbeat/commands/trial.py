@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from offbeat.build import Prepared, System, prepare
+from offbeat.build import System
 from offbeat.commands.output_file import check_output
 from offbeat.commands.printing import console, show
 from offbeat.commands.serving import serve
@@ -30,6 +30,7 @@ from offbeat.metrics.sample_text import Line, sample_lines
 from offbeat.metrics.samples import sample_objects
 from offbeat.metrics.trial import Trial, measure, trial_lines, verdicts
 from offbeat.metrics.writer import encode_line
+from offbeat.prepare import Prepared, prepare
 from offbeat.rewards.functions import short_names
 from offbeat.stages import generate_requests
 from offbeat.types import Prompt, Scored

@@ -125,14 +125,6 @@ def _short_enough(section: DataSection, rows: Rows, renderer: Renderer, key: str
     return np.asarray(kept, dtype=np.int64), longest
 
 
-@dataclass(frozen=True)
-class DataPosition:
-    """Where a run is in its data: the next batch, and a fingerprint of what the batches are made of."""
-
-    next_batch: int
-    fingerprint: str
-
-
 class PromptStream:
     """All batches of a run, by number. Reading one leaves no trace: any order, any number of times."""
 
@@ -184,14 +176,11 @@ class PromptStream:
             for source, share in zip(self.sources, self._shares, strict=True)
         }
 
-    def position(self, next_batch: int) -> DataPosition:
-        return DataPosition(next_batch, self.fingerprint())
-
-    def check_position(self, position: DataPosition) -> None:
-        """Raises `DataError` if the data is not what it was when the position was saved."""
-        if position.fingerprint != self.fingerprint():
+    def check_unchanged(self, fingerprint: str, next_batch: int) -> None:
+        """Raises `DataError` if the data is not what it was when its fingerprint was saved, before `next_batch`."""
+        if fingerprint != self.fingerprint():
             raise DataError(
-                f"the data is not what it was when the run was saved at batch {position.next_batch} (rows, lengths, "
+                f"the data is not what it was when the run was saved at batch {next_batch} (rows, lengths, "
                 "weights, seed, prompts_per_step or shuffle differ); put the old data back, or start a new run."
             )
 

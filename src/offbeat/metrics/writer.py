@@ -183,7 +183,7 @@ def _given(path: Path) -> Path:
 class JsonLines:
     """Appends objects to a file, one a line, flushed. `next_step` is the first step that will be written.
 
-    Opening an existing file drops half-written lines and all lines of `next_step` and later (`dropped` counts them): a
+    Opening an existing file drops half-written lines and all lines of `next_step` and later: a
     resumed run writes those again. With `limit_bytes` a file that has grown past it is moved to `older` (replacing
     what is there) before a new one begins, so that at most twice the limit lies on the disk.
     """
@@ -195,7 +195,8 @@ class JsonLines:
         self.path = path
         self._limit_bytes = limit_bytes
         self._older = older
-        self.dropped = sum(_keep_before(file, next_step) for file in (older, path) if file is not None)
+        for file in (path,) if older is None else (older, path):
+            _keep_before(file, next_step)
         self._file = path.open("ab", buffering=0)
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -283,24 +284,19 @@ def _clean(value: Any) -> Any:
     return _clean(str(value))
 
 
-def _keep_before(path: Path, next_step: int) -> int:
-    """Rewrites the file without broken lines and without steps from `next_step` on. Returns how many were dropped."""
+def _keep_before(path: Path, next_step: int) -> None:
+    """Rewrites the file without broken lines and without steps from `next_step` on."""
     if not path.is_file():
-        return 0
-    dropped = 0
+        return
 
     def kept() -> Iterator[bytes]:
-        nonlocal dropped
         for line in _lines(path):
             values = decode_line(line)
             step = None if values is None else values.get("step")
             if isinstance(step, int) and step < next_step:
                 yield line.rstrip(b"\n") + b"\n"  # a whole object whose line feed was lost
-            else:
-                dropped += 1
 
     replace_file(path, kept())
-    return dropped
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -6,6 +6,10 @@ import msgspec
 
 from offbeat.config import Dtype
 
+CANNOT_SAMPLE = ("recurrent_gemma", "mamba", "falcon_mamba", "rwkv", "xlnet", "minimax")
+"""Model types that the hf engine refuses: their state is no cache of keys and values, and kept from step to step as one
+it gives logprobs of another model."""
+
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the process needs to build its model; all weights come with the first sync."""
