@@ -12,10 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from offbeat.checkpoint import Checkpoint, CheckpointStore
 from offbeat.journal import Journal, open_journal
-from offbeat.metrics.writer import JsonLines, RunFolder, metrics_file, samples_file
+from offbeat.metrics.writer import (
+    JOURNAL,
+    METRICS,
+    SAMPLES,
+    JsonLines,
+    RunFolder,
+    metrics_file,
+    read_metrics,
+    samples_file,
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,26 @@ class Line:
     metrics: JsonLines
     samples: JsonLines
     journal: Journal
+
+
+def lost_before(folder: RunFolder, checkpoint: Checkpoint) -> list[str]:
+    """A sentence for each file that does not reach up to the checkpoint: somebody took lines of it away.
+
+    The run can be continued all the same: nothing of it is needed to train.
+    """
+    lost: list[str] = []
+    steps = {record.get("step") for record in read_metrics(folder)} if folder.metrics.is_file() else set[Any]()
+    if absent := sorted(set(range(checkpoint.step)) - steps):
+        lost.append(f"{METRICS} lacks {len(absent)} of the {checkpoint.step} steps before; curves have a gap there")
+    if checkpoint.step and not folder.samples.is_file():
+        lost.append(f"{SAMPLES} is missing; the samples before step {checkpoint.step} cannot be shown any more")
+    size = folder.journal.stat().st_size if folder.journal.is_file() else 0
+    if (seen := checkpoint.state.journal) is not None and size < seen:
+        lost.append(
+            f"{JOURNAL} has {size:,} bytes where the checkpoint had seen {seen:,}; what became of the samples before "
+            f"step {checkpoint.step} cannot be proved any more"
+        )
+    return lost
 
 
 @contextmanager

@@ -305,7 +305,7 @@ def ask_hub(question: Callable[[], T]) -> T | Exception:
     def ask() -> None:
         try:
             outcome.append(question())
-        except Exception as error:
+        except Exception as error:  # told by who asked
             outcome.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
@@ -340,7 +340,7 @@ def load_tokenizer(model: ModelFolder, chat_template: str | Path | None = None) 
         raise ModelError(f"tokenizers need transformers; {pip_install('train')}.") from error
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(model.folder), local_files_only=True)
-    except Exception as error:
+    except Exception as error:  # each kind of tokenizer has its own
         raise ModelError(
             f"model = {model.model!r}: its tokenizer cannot be loaded ({type(error).__name__}: {error}); "
             "save it again with tokenizer.save_pretrained(folder)."

@@ -194,7 +194,7 @@ class RunSaver:
         try:
             writing = await asyncio.to_thread(self.store.begin, next_step)
             self.saved = (await self._write(writing, next_step, version)).folder
-        except Exception as error:
+        except Exception as error:  # whatever it is, half a checkpoint is no use
             if writing is not None:  # a full disk is freed again
                 await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
             if isinstance(error, OSError):

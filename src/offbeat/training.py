@@ -124,7 +124,7 @@ class _Part:
     @classmethod
     def of(cls, prepared: Prepared, folder: RunFolder, display: Display, checkpoint: Checkpoint | None) -> _Part:
         first = checkpoint.step if checkpoint else 0
-        recorded = read_metrics(folder) if first else []
+        recorded = read_metrics(folder) if first and folder.metrics.is_file() else []
         history = [record for record in recorded if record["step"] < first]
         again = evaluated_at(first, recorded)
         return cls(prepared, folder, display, checkpoint, history, again, started_s=time.monotonic())

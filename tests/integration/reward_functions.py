@@ -105,3 +105,50 @@ def slow(completion: str) -> float:
 
 def needs_missing(completion: str, *, nowhere: str) -> float:
     return 0.0
+
+
+async def stops_the_loop(completion: str) -> float:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+    return 1.0
+
+
+async def cancels_all(completion: str) -> float:
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(0)
+    return 1.0
+
+
+async def cancels_itself(completion: str) -> float:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    return 1.0
+
+
+async def ends_generators(completion: str) -> float:
+    raise StopIteration
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def untold(completion: str) -> float:
+    raise Untold
+
+
+class Unseen:
+    def __repr__(self) -> str:
+        raise SystemExit(3)
+
+
+def unseen(completion: str) -> Unseen:
+    return Unseen()
+
+
+def closes_all(completion: str) -> float:
+    os.closerange(0, 256)
+    return 1.0

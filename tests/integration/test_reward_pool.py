@@ -14,7 +14,7 @@ import pytest
 from reward_functions import resident_mib
 
 from offbeat.config import RewardsSection
-from offbeat.errors import RewardError
+from offbeat.errors import RewardError, WorkerDied
 from offbeat.metrics.records import sample_statistics
 from offbeat.rewards.pool import RewardPool
 from offbeat.rpc.client import Hub
@@ -244,6 +244,32 @@ def test_a_cancelled_batch_leaves_no_work_behind_and_the_pool_usable(tmp_path: P
 
     scored = _with_pool(tmp_path, {"bad_at_5": 1.0}, use, timeout_s=60.0)
     assert [one.reward for one in scored] == [1.0] * 4
+
+
+NAMED = {
+    "stops_the_loop": "stops_the_loop' stopped or cancelled what runs beside it",
+    "cancels_all": "cancels_all' stopped or cancelled what runs beside it",
+    "ends_generators": r"ends_generators'.*StopIteration \(.*reward_functions\.py:\d+\)",
+    "untold": r"untold'.*Untold: \(no message: its __str__ raises SystemExit\) \(.*reward_functions\.py:\d+\)",
+    "unseen": r"unseen' returned Unseen \(its repr raises SystemExit\)",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_whatever_a_function_does_to_what_runs_it_it_is_named(tmp_path: Path, name: str):
+    with pytest.raises(RewardError, match=NAMED[name]):
+        _score(tmp_path, {name: 1.0}, _prompts(40), max_error_fraction=0.0)
+
+
+def test_a_coroutine_that_cancels_itself_when_it_is_done_ends_no_other(tmp_path: Path):
+    scored = _score(tmp_path, {"cancels_itself": 1.0}, _prompts(8))
+    assert [one.reward for one in scored] == [1.0] * 8
+
+
+def test_a_function_after_which_its_process_cannot_go_on_is_named(tmp_path: Path):
+    # Where the process aborts, within the next sample or between two, is a matter of time.
+    with pytest.raises((RewardError, WorkerDied), match=r"closes_all' on sample|reward function '.*closes_all'"):
+        _score(tmp_path, {"closes_all": 1.0}, _prompts(8))
 
 
 def test_functions_that_cannot_be_loaded_are_reported_at_start(tmp_path: Path):

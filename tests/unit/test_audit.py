@@ -111,9 +111,12 @@ def shorten_the_journal(run: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a step missing in the metrics": (
         change("metrics.jsonl", lambda lines: lines[:1] + lines[2:]),
-        "metrics.jsonl has steps out of order: twice [], missing [1]",
+        "metrics.jsonl has steps out of order: no 1",
     ),
-    "a step twice in the metrics": (change("metrics.jsonl", lambda lines: [*lines, lines[1]]), "twice [1]"),
+    "a step twice in the metrics": (
+        change("metrics.jsonl", lambda lines: [*lines, lines[1]]),
+        "metrics.jsonl has steps out of order: twice 1",
+    ),
     "metrics that end early": (change("metrics.jsonl", lambda lines: lines[:1]), "metrics.jsonl ends at step 0"),
     "a sample twice": (change("samples.jsonl", lambda lines: [*lines, lines[-1]]), "1 samples twice"),
     "a sample of another step": (
@@ -129,7 +132,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         change("journal.jsonl", lambda lines: [{**e, "versions": {"0": 2}} if "versions" in e else e for e in lines]),
         "step 2 trained on samples 2 to 2 versions behind; max_staleness is 1",
     ),
-    "a journal that lost its end": (shorten_the_journal, "bytes of the journal, which has only"),
+    "a journal that lost its end": (shorten_the_journal, "bytes of journal.jsonl, which has only"),
+    "no journal any more": (
+        lambda run: (run / "journal.jsonl").unlink(),
+        "bytes of journal.jsonl, which has only 0",
+    ),
+    "no metrics any more": (
+        lambda run: (run / "metrics.jsonl").unlink(),
+        "metrics.jsonl is missing; the journal ends at step 2",
+    ),
+    "no samples any more": (lambda run: (run / "samples.jsonl").unlink(), "samples.jsonl lacks 4 samples"),
 }
 
 
@@ -235,6 +247,8 @@ def test_a_line_that_is_not_ours_is_named(run: Path) -> None:
 
 def test_a_run_without_a_journal_is_examined_as_far_as_it_goes(run: Path) -> None:
     (run / "journal.jsonl").unlink()
+    shutil.rmtree(run / "checkpoints")
     found = examine(RunFolder.open(run))
     assert found.problems == []
     assert "none" in row(found, "journal")
+    assert "nothing is proved" in row(found, "verdict")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,88 @@ def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
     assert config.model == str(tmp_path / "m")
     assert config.data[0].source == str(tmp_path / "rows.jsonl")
     assert list(config.data[0].rewards) == [f"{tmp_path / 'r.py'}:f", "pkg.mod:f"]
+
+
+def _loop(folder: Path) -> str:
+    (folder / "a").symlink_to("b")
+    (folder / "b").symlink_to("a")
+    return "a"
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe.jsonl")
+    return "pipe.jsonl"
+
+
+NO_PATHS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "a pipe": (_pipe, "is a pipe or a device; give a file or a folder"),
+    "a device": (lambda _: "/dev/zero", "is a pipe or a device"),
+    "a link to itself": (_loop, "that can be followed|cannot be looked at"),
+    "nobody's home": (lambda _: "~nobody-of-this-name/rows.jsonl", "no path that can be followed"),
+    "too long a name": (lambda _: "n" * 300 + ".jsonl", "File name too long"),
+    "a zero byte": (lambda _: "a\0b", "is no path"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PATHS)
+def test_a_path_that_no_file_can_have_is_told_of_with_every_key_that_has_it(name: str, tmp_path: Path) -> None:
+    make, says = NO_PATHS[name]
+    path = make(tmp_path)
+    values: dict[str, Any] = {
+        **MINIMAL,
+        "model": "./" + path if path[0] not in "/~" else path,
+        "data": [{"source": path, "rewards": {"exact_match": 1.0}}],
+        "eval": [{"source": path}],
+        "warmup": {"source": path, "steps": 1},
+        "sampling": {"chat_template": path},
+        "rollout": {"python": "./" + path if path[0] not in "/~" else path},
+        "trackers": [{"kind": "tensorboard", "dir": path}],
+    }
+    with pytest.raises(ConfigError) as error:
+        parse_config(values, folder=tmp_path)
+    keys = [problem.partition(" = ")[0] for problem in error.value.problems]
+    assert sorted(keys) == [
+        "data.0.source",
+        "eval.0.source",
+        "model",
+        "rollout.python",
+        "sampling.chat_template",
+        "trackers.0.dir",
+        "warmup.source",
+    ]
+    assert all(re.search(says, problem) for problem in error.value.problems), error.value.problems
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "m\udc80"},
+        {"data": [{"source": "rows\udc80.jsonl", "rewards": {"exact_match": 1.0}}]},
+        {"data": [{"source": "rows.jsonl", "rewards": {"r\udc80.py:f": 1.0}}]},
+        {"data": [{"source": "rows.jsonl", "options": {"a\udcff": "b"}}]},
+    ],
+)
+def test_a_byte_that_is_no_utf_8_is_told_of_by_its_key(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"(model|data\.0\.\w+) = '.*\\udc.*': holds a byte that is not UTF-8"):
+        parse_config({**MINIMAL, **values})
+
+
+@pytest.mark.parametrize("depth", [150, 600, 5000])
+def test_values_within_values_without_end_are_told_of(depth: int, tmp_path: Path) -> None:
+    nested = "[" * depth + "]" * depth
+    (tmp_path / "c.toml").write_text(f'model = "m"\n[[data]]\nsource = "a"\noptions = {{ a = {nested} }}\n')
+    for read in (
+        lambda: load_config(tmp_path / "c.toml"),
+        lambda: parse_config(MINIMAL, [f"data.0.options.a={nested}"]),
+    ):
+        with pytest.raises(ConfigError, match=r"nested (too|more than 100) deep"):
+            read()
+
+
+@pytest.mark.parametrize("weight", [1e200, -2e6, float("inf"), float("nan")])
+def test_the_weight_of_a_reward_leaves_room_for_its_square(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.exact_match"):
+        parse_config({**MINIMAL, "data": [{"source": "rows.jsonl", "rewards": {"exact_match": weight}}]})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*", ""])

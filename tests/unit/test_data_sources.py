@@ -59,7 +59,18 @@ def test_a_file_in_another_encoding_is_named_with_its_line_B074(tmp_path: Path):
         load_rows(str(path))
 
 
-@pytest.mark.parametrize("line", ['{"prompt": ', "[1, 2]", '"text"', '{"x": NaN}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": ',
+        "[1, 2]",
+        '"text"',
+        '{"x": NaN}',
+        '{"x": 1e999}',
+        '{"x": -1e999}',
+        '{"x": ' + "[" * 150 + "]" * 150 + "}",
+    ],
+)
 def test_lines_that_are_no_objects_are_named_with_file_and_line(tmp_path: Path, line: str):
     path = tmp_path / "d.jsonl"
     path.write_text(f'{{"prompt": "a"}}\n\n{line}\n', encoding="utf-8")
@@ -219,3 +230,28 @@ def test_a_data_set_out_of_reach_is_an_error_within_five_seconds(tmp_path: Path,
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(DataError, match=r"owner/name is not in the local cache.*\(no network\)"):
         load_rows("hf://owner/name/train@main")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"splits": 3}', "\xff"])
+def test_a_folder_of_splits_that_is_damaged_is_named(tmp_path: Path, content: str):
+    (tmp_path / "dataset_dict.json").write_text(content, encoding="latin-1")
+    with pytest.raises(DataError, match=r"dataset_dict\.json: is not what save_to_disk"):
+        load_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["n" * 300 + ".jsonl", "a\0b.jsonl", "file.jsonl/rows.jsonl"])
+def test_a_source_that_cannot_be_a_path_is_a_data_error(tmp_path: Path, source: str):
+    (tmp_path / "file.jsonl").touch()
+    with pytest.raises(DataError, match="source = "):
+        load_rows(str(tmp_path / source))
+
+
+def test_a_pipe_is_no_source_nobody_waits_for_it(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="is a pipe or a device"):
+        load_rows(str(tmp_path / "pipe.jsonl"))
+
+
+def test_a_row_may_have_any_key_on_its_way_to_a_reward():
+    for row in ({"\0offbeat": "int", "value": "0x1"}, {"a": {"\0offbeat": 3}}, {"\0offbeat": {"\0offbeat": (1, 2)}}):
+        assert from_wire(to_wire(row)) == row

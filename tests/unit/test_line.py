@@ -21,7 +21,7 @@ from offbeat.checkpoint import CheckpointStore
 from offbeat.commands.audit import examine
 from offbeat.errors import RunError
 from offbeat.journal import writer as journal
-from offbeat.line import open_line
+from offbeat.line import lost_before, open_line
 from offbeat.metrics import writer
 from offbeat.metrics.display import SilentDisplay
 from offbeat.testing.virtual_time import run_in_virtual_time
@@ -105,6 +105,32 @@ def test_killed_anywhere_a_run_that_goes_back_is_sound_and_can_be_continued(trai
         shutil.rmtree(path)
     assert lines > 40, "or hardly anything was tried"
     assert {GO_BACK_TO, STEPS} <= continued_from
+
+
+LOST = {
+    "metrics.jsonl": (
+        "metrics.jsonl lacks 4 of the 4 steps before",
+        "metrics.jsonl has steps out of order: no 0, 1, 2, 3",
+    ),
+    "samples.jsonl": ("samples.jsonl is missing", "samples.jsonl lacks 32 samples that the journal has"),
+    "journal.jsonl": ("journal.jsonl has 0 bytes", "what became of earlier samples is not known"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_file_that_was_taken_away_is_told_of_and_the_run_goes_on(trained: Path, memory_path: Path, name: str) -> None:
+    shutil.copytree(trained, memory_path / "run")
+    run = run_of(memory_path / "run")
+    back = CheckpointStore(run.folder.checkpoints).at(GO_BACK_TO)
+    assert lost_before(run.folder, back) == []
+    (run.path / name).unlink()
+    told, found = LOST[name]
+    (sentence,) = lost_before(run.folder, back)
+    assert sentence.startswith(told)
+    run_in_virtual_time(run.live(GO_BACK_TO))
+    (problem,) = examine(run.folder).problems
+    assert found in problem
+    assert [record["step"] for record in run.metrics()][-1] == STEPS - 1
 
 
 @pytest.mark.parametrize("fails", [RunError("no port is free"), KeyboardInterrupt()], ids=["failed", "interrupted"])

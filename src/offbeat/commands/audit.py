@@ -63,8 +63,8 @@ def examine(folder: RunFolder) -> Audit:
             raise RunError(f"{folder.journal} cannot be read: {error}; it is not what offbeat wrote.") from error
         _journal_rows(result, config)
     else:
-        made = "this run was made by a version of offbeat that kept none"
-        result.rows.append(("journal", f"none: {made if folder.metrics.is_file() else 'the run has not begun'}"))
+        why = "a version of offbeat that kept none made the run, or it was taken away"
+        result.rows.append(("journal", f"none: {why if folder.metrics.is_file() else 'the run has not begun'}"))
     _metrics_rows(result, folder)
     _samples_rows(result, folder)
     whole = _checkpoint_rows(result, folder)
@@ -76,7 +76,9 @@ def examine(folder: RunFolder) -> Audit:
         )
         so_far = f" so far; {others}" if result.account.unended else ""
         result.rows.append(("verdict", f"every sample was trained once, or dropped for a reason{so_far}"))
-    elif folder.journal.is_file() or not folder.metrics.is_file():
+    elif not folder.journal.is_file() and folder.metrics.is_file():
+        result.rows.append(("verdict", "nothing is proved: without a journal nobody knows"))
+    else:
         result.rows.append(("verdict", "nothing to prove yet: no sample was issued"))
     return result
 
@@ -111,17 +113,20 @@ def _allowed(found: Account, config: Config) -> str:
 
 
 def _metrics_rows(result: Audit, folder: RunFolder) -> None:
+    told = result.account.next_step
     if not folder.metrics.is_file():
+        if told > 1:  # a process can be killed between the two lines of its first step
+            result.problems.append(f"metrics.jsonl is missing; the journal ends at step {told - 1}")
         return
     steps = [record["step"] for record in read_metrics(folder) if "reward_mean" in record]
     result.rows.append(("metrics", f"{len(steps):,} steps"))
-    told = result.account.next_step
     if folder.journal.is_file():  # read before, so a run that trains may have written more since
         steps = [step for step in steps if step < told]
     if steps != list(range(len(steps))):
         twice = sorted({step for step in steps if steps.count(step) > 1})
         absent = sorted(set(range(max(steps, default=0))) - set(steps))
-        result.problems.append(f"metrics.jsonl has steps out of order: twice {twice[:5]}, missing {absent[:5]}")
+        found = [f"{word} {', '.join(map(str, some[:5]))}" for word, some in (("twice", twice), ("no", absent)) if some]
+        result.problems.append(f"metrics.jsonl has steps out of order: {'; '.join(found) or 'an earlier one later'}")
     # A process can be killed between the two lines of one step.
     elif folder.journal.is_file() and len(steps) < told - 1:
         result.problems.append(f"metrics.jsonl ends at step {len(steps) - 1}, the journal at step {told - 1}")
@@ -185,10 +190,9 @@ def _checkpoint_rows(result: Audit, folder: RunFolder) -> bool:
         whole = True
         result.rows.append((path.name, f"whole, version {checkpoint.state.weights_version}"))
         offset = checkpoint.state.journal
-        if offset is not None and folder.journal.is_file() and offset > folder.journal.stat().st_size:
-            result.problems.append(
-                f"{path.name} has seen {offset} bytes of the journal, which has only {folder.journal.stat().st_size}"
-            )
+        size = folder.journal.stat().st_size if folder.journal.is_file() else 0
+        if offset is not None and offset > size:
+            result.problems.append(f"{path.name} has seen {offset:,} bytes of journal.jsonl, which has only {size:,}")
     where = "a resume skips it" if whole else "nothing can be resumed"
     result.rows += [(name, f"{text} ({where})") for name, text in unusable]
     if not whole:

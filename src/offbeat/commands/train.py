@@ -18,6 +18,7 @@ from offbeat.commands.run_config import run_config
 from offbeat.config import Config, parse_config, read_toml
 from offbeat.errors import ConfigError, RunError
 from offbeat.host import require_host
+from offbeat.line import lost_before
 from offbeat.metrics.display import Display, make_display
 from offbeat.metrics.writer import RunFolder
 from offbeat.prepare import Prepared, prepare
@@ -142,6 +143,8 @@ def _resume(folder: RunFolder, overrides: Sequence[str], display: Display, step:
     if changed := changed_inputs(checkpoint.state, prepared.inputs):
         names = ", ".join(_short(name) for name in changed)
         display.warn(f"changed since step {checkpoint.step}, and used as they are now: {names}")
+    for sentence in lost_before(folder, checkpoint):
+        display.warn(sentence)
     return _run(prepared, folder, display, checkpoint=checkpoint)
 
 

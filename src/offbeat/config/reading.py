@@ -18,6 +18,10 @@ from offbeat.config.problems import keys_in_doubt, sentences
 from offbeat.config.rules import rule_problems
 from offbeat.config.sections import RECIPES, Config, Json, LossSection
 from offbeat.errors import ConfigError
+from offbeat.unicode import well_formed
+
+DEEPEST = 100
+"""Sections, tables and lists within each other."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -35,6 +39,8 @@ def read_toml(path: Path) -> Json:
         raise ConfigError(f"config {path}: no such file{hint}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config {path}: not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"config {path}: is nested too deep to be read; no key takes such a value.") from error
     except IsADirectoryError:
         run = (path / "config.json").is_file()
         hint = f"continue a run with 'offbeat resume {path}'" if run else "give the path of a TOML file"
@@ -68,20 +74,32 @@ def parse_config(raw: Json, overrides: Sequence[str] = (), *, folder: Path | Non
 
 
 def _plain(values: Json, problems: list[str]) -> Json:
-    """JSON values only. Dates of TOML are told of, since they would be other text than was written."""
+    """JSON values only. What would become another text is told of: dates of TOML, bytes that are not UTF-8."""
 
-    def plain(value: Any, where: str) -> Any:
+    def text(value: str, where: str) -> str:
+        whole = well_formed(value)
+        if whole != value:
+            problems.append(f"{where} = {value!a}: holds a byte that is not UTF-8; write it in UTF-8.")
+        return whole
+
+    def plain(value: Any, where: str, depth: int = 0) -> Any:
+        if depth > DEEPEST:
+            problems.append(f"{where[:200]}: is nested more than {DEEPEST} deep, which no key takes; remove it.")
+            return None
         if isinstance(value, Mapping):
-            return {key: plain(inner, f"{where}.{key}".lstrip(".")) for key, inner in value.items()}
+            named = ((text(str(key), f"key {where}".rstrip()), inner) for key, inner in value.items())
+            return {key: plain(inner, f"{where}.{key}".lstrip("."), depth + 1) for key, inner in named}
+        if isinstance(value, str):
+            return text(value, where)
         if isinstance(value, list | tuple):
-            return [plain(inner, f"{where}.{index}") for index, inner in enumerate(value)]
+            return [plain(inner, f"{where}.{index}", depth + 1) for index, inner in enumerate(value)]
         if isinstance(value, date | time):
             kind = "time" if isinstance(value, time) else "date"
-            text = value.isoformat()
+            written = value.isoformat()
             problems.append(
-                f'{where} = {text}: is a {kind}, which no key takes; for text write it in quotes: "{text}".'
+                f'{where} = {written}: is a {kind}, which no key takes; for text write it in quotes: "{written}".'
             )
-            return text
+            return written
         return value
 
     return json.loads(json.dumps(plain(values, ""), default=str))
@@ -128,6 +146,8 @@ def _apply_override(values: Json, override: str) -> str | None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError:
+        return f"override {override[:200]!r}: is nested too deep to be read; no key takes such a value."
     if isinstance(value, date | time):  # quotes are the shell's on a command line: it is the text
         value = text
     here: Any = values

@@ -18,6 +18,7 @@ Threads: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Weight: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Recipe: TypeAlias = Literal["grpo", "dr_grpo"]
@@ -80,7 +81,7 @@ class DataSection(Section):
     """`chat` renders the chat template; `text` takes the prompt as it is."""
     system: Text | None = None
     """A system message put before the prompt (`chat` only)."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, Weight] = {}
     """Reward function → weight. `file.py:function`, `package.module:function`, or a built-in one: `exact_match`,
     `math_verify`, `reasoning_gym`, `reasoning_gym_exact`."""
     weight: Positive = 1.0
@@ -103,7 +104,7 @@ class EvalSection(Section):
     answer: Text | None = None
     format: Literal["chat", "text"] | None = None
     system: Text | None = None
-    rewards: dict[str, float] | None = None
+    rewards: dict[str, Weight] | None = None
     every_steps: Index = 0
     """Evaluate every n steps; 0: at the start and at the end only."""
     samples_per_prompt: Count = 1

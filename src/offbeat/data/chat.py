@@ -87,7 +87,7 @@ class Renderer:
             encoded: Any = self.tokenizer.apply_chat_template(
                 conversations, tokenize=True, add_generation_prompt=True, return_dict=True, **self.template_kwargs
             )
-        except Exception as error:
+        except Exception as error:  # a template is a program, which may raise anything
             if len(conversations) > 1:  # find the row at fault
                 return [self._apply([one], [w])[0] for one, w in zip(conversations, where, strict=True)]
             raise DataError(
@@ -138,7 +138,7 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any
         )
     try:
         template = tokenizer.get_chat_template(tools=kwargs.get("tools"))
-    except Exception as error:
+    except Exception as error:  # a template is a program, which may raise anything
         raise ModelError(
             f'format = "chat": none of the tokenizer\'s chat templates can be taken ({type(error).__name__}: {error}); '
             "name a Jinja file with sampling.chat_template."

@@ -62,6 +62,6 @@ def gym_dataset(task: str, options: Mapping[str, Any]) -> Any:
         config = config_class(**values)
         config.validate()
         return dataset_class(config=config)
-    except Exception as error:
+    except Exception as error:  # a task checks by assert, and by whatever its parameters break
         rule = str(error) or type(error).__name__
         raise DataError(f"options = {dict(options)!r}: reasoning_gym:{task} refuses them: {rule}.") from error

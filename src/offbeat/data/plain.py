@@ -12,32 +12,34 @@ from typing import Any
 
 import numpy as np
 
+from offbeat.unicode import well_formed
+
 _TAG = "\x00offbeat"
-"""Key of a tagged value; no column name begins with a zero byte."""
+"""Key of a tagged value. A dict that has it as a key of its own travels as a tagged one."""
+DEEPEST = 100
+"""Values within each other. Messages are read and written by recursion."""
 
 
-def plain_text(text: str) -> str:
-    """The text with every lone surrogate replaced by U+FFFD: tokenizers and UTF-8 files accept none."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """Arrays become lists, library scalars become Python's own, text loses lone surrogates; tuples stay tuples.
 
-
-def plain_value(value: Any) -> Any:
-    """Arrays become lists, library scalars become Python's own, text loses lone surrogates; tuples stay tuples."""
+    Raises `ValueError` for values within each other more than `DEEPEST` times.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"nested more than {DEEPEST} deep")
     match value:
         case str():
-            return plain_text(str(value))
+            return well_formed(str(value))
         case bool() | int() | float() | None:
             return value.item() if isinstance(value, np.generic) else value
         case dict():
-            return {plain_value(key): plain_value(inner) for key, inner in value.items()}
+            return {plain_value(key, depth + 1): plain_value(inner, depth + 1) for key, inner in value.items()}
         case list():
-            return [plain_value(inner) for inner in value]
+            return [plain_value(inner, depth + 1) for inner in value]
         case tuple():
-            return tuple(plain_value(inner) for inner in value)
+            return tuple(plain_value(inner, depth + 1) for inner in value)
         case np.generic() | np.ndarray():
-            return plain_value(value.tolist())
+            return plain_value(value.tolist(), depth)
         case _:
             return value
 
@@ -52,7 +54,7 @@ def to_wire(value: Any) -> Any:
         case list():
             return [to_wire(inner) for inner in value]
         case dict():
-            if all(isinstance(key, str) for key in value):
+            if _TAG not in value and all(isinstance(key, str) for key in value):
                 return {key: to_wire(inner) for key, inner in value.items()}
             return {_TAG: "dict", "value": [[to_wire(key), to_wire(inner)] for key, inner in value.items()]}
         case tuple():

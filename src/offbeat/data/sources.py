@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +71,19 @@ def check_source(source: str, options: Mapping[str, Any]) -> None:
         raise DataError(
             f"options = {dict(options)!r} are for reasoning_gym: sources; {source!r} takes none: remove them."
         )
-    path = Path(source).expanduser()
-    if source.startswith("hf://") or path.is_dir():
+    if source.startswith("hf://"):
         return
-    if not path.exists():
-        raise DataError(f"source = {source!r}: no such file or folder{_nearest(path)}")
+    path = Path(source).expanduser()
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"source = {source!r}: no such file or folder{_nearest(path)}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"source = {source[:200]!r}: cannot be looked at ({error}); correct the path.") from error
+    if stat.S_ISDIR(kind):
+        return
+    if not stat.S_ISREG(kind):
+        raise DataError(f"source = {source!r}: is a pipe or a device; give a file or a folder.")
     if path.suffix not in (*_JSONL, *_PARQUET):
         raise DataError(
             f"source = {source!r}: unknown kind of file {path.suffix!r}; use .jsonl, .parquet, a folder written by "
@@ -101,7 +111,7 @@ def _from_jsonl(path: Path) -> Rows:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if not line:
                     continue
-                row = json.loads(line, parse_constant=_no_constant)
+                row = json.loads(line, parse_constant=_no_constant, parse_float=_finite)
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{path}, line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
@@ -113,7 +123,10 @@ def _from_jsonl(path: Path) -> Rows:
                 ) from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: holds {type(row).__name__}, not an object {{…}} with columns.")
-            rows.append(plain_value(row))
+            try:
+                rows.append(plain_value(row))
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: {error}; no reward function needs that.") from error
             lines.append(number)
     return Rows(str(path), rows, lines)
 
@@ -122,21 +135,27 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON number")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the largest number")
+    return number
+
+
 def _from_parquet(path: Path) -> list[Row]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise DataError(f"source = {str(path)!r}: Parquet files need pyarrow; {pip_install('tasks')}.") from error
     try:
-        table = parquet.read_table(path)
-    except Exception as error:
+        return [plain_value(row) for row in parquet.read_table(path).to_pylist()]
+    except Exception as error:  # pyarrow's own, values that Python has no type for, nesting
         raise DataError(f"{path}: cannot be read as Parquet ({error}).") from error
-    return [plain_value(row) for row in table.to_pylist()]
 
 
 def _from_folder(path: Path) -> list[Row]:
     if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
+        splits = _splits(path / "dataset_dict.json")
         raise DataError(
             f"source = {str(path)!r} holds {len(splits)} splits ({', '.join(splits)}); name one of them as a "
             f"subfolder, e.g. source = {str(path / (splits[0] if splits else 'train'))!r}."
@@ -147,6 +166,14 @@ def _from_folder(path: Path) -> list[Row]:
         raise DataError(f"source = {str(path)!r} is a folder without state.json{hint}")
     datasets = _datasets(str(path))
     return _quietly(datasets, str(path), lambda: datasets.load_from_disk(str(path)))
+
+
+def _splits(file: Path) -> list[str]:
+    try:
+        splits = json.loads(file.read_bytes())["splits"]
+        return [str(split) for split in splits]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise DataError(f"{file}: is not what save_to_disk of datasets writes ({error}); write it anew.") from error
 
 
 def _from_hub(source: str) -> list[Row]:
@@ -200,7 +227,7 @@ def _quietly(datasets: Any, source: str, load: Callable[[], Any]) -> list[Row]:
     datasets.disable_progress_bars()
     try:
         return [plain_value(row) for row in load()]
-    except Exception as error:
+    except Exception as error:  # of datasets, of what it reads with, and of the hub
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise DataError(
             f"source = {source!r}: the library datasets cannot load it ({type(error).__name__}: {reason}); check "

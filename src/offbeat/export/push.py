@@ -90,7 +90,7 @@ def push(hub: Hub, folder: Path, repo: str, *, public: bool, message: str) -> st
         hub.upload_folder(
             repo_id=repo, folder_path=str(folder), commit_message=message, delete_patterns=list(WEIGHT_FILES)
         )
-    except Exception as error:
+    except Exception as error:  # of the hub, of its HTTP library, of the network
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         again = shlex.join(["hf", "upload", repo, str(folder), ".", *(f"--delete={name}" for name in WEIGHT_FILES)])
         raise RunError(

@@ -45,7 +45,7 @@ class Account:
     """`max_staleness` of the part of the run that is followed now."""
     next_step: int = 0
     first_step: int = 0
-    """0, or the step at which the journal of an older run begins."""
+    """0, or the step at which the journal begins: of a run that kept none before, or lost it."""
     resumes: list[int] = field(default_factory=list[int])
     """Steps at which the run was continued."""
     done_again: int = 0
@@ -69,17 +69,18 @@ def account(events: Iterable[tuple[int, AnyEvent]]) -> Account:
             starts.append(start)
             continue
         result.resumes.append(event.step)
-        kept = 0 if event.offset is None else sum(1 for one in starts if one < event.offset)
-        if event.offset is not None and event.offset > start:
+        whole = event.offset is not None and event.offset <= start
+        kept = sum(1 for one in starts if event.offset is not None and one < event.offset) if whole else 0
+        if event.offset is not None and not whole:
             result.problems.append(
                 f"the run was continued at step {event.step} from a checkpoint that had seen {event.offset} bytes of "
-                f"the journal, and there were only {start}: lines are missing"
+                f"the journal, and there were only {start}: what became of earlier samples is not known"
             )
         result.done_again += sum(isinstance(one, Trained) for one in line[kept:])
         del line[kept:], starts[kept:]
         line.append(event)
         starts.append(start)
-        if event.offset is None:
+        if not whole:
             result.first_step = event.step
     result.next_step = result.first_step
     for event in line:

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, TextIO, TypeAlias
 from offbeat.durable import replace_file, sync_path
 from offbeat.errors import ConfigError, RunError
 from offbeat.nearest import run_hint
+from offbeat.unicode import well_formed
 
 Json: TypeAlias = dict[str, Any]
 
@@ -238,10 +239,10 @@ def samples_file(folder: RunFolder, *, next_step: int = 0, limit_bytes: int = 1 
 
 
 def read_metrics(run: Path | RunFolder) -> list[Json]:
-    """The records of a run in order, also while it is being written. Raises `RunError` for a folder without any."""
+    """The records of a run in order, also while it is being written. Raises `RunError` where the file is not there."""
     path = run.metrics if isinstance(run, RunFolder) else run / METRICS
     if not path.is_file():
-        raise RunError(f"{path}: no such file; no step of this run has finished.")
+        raise RunError(f"{path}: no such file; no step of this run has finished, or the file was taken away.")
     return [values for line in _lines(path) if (values := decode_line(line)) is not None]
 
 
@@ -270,7 +271,7 @@ def encode_line(values: Mapping[str, Any]) -> bytes:
 def _clean(value: Any) -> Any:
     """JSON values only: what JSON cannot hold becomes null (numbers), U+FFFD (half a surrogate pair) or text."""
     if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return well_formed(value)
     if isinstance(value, bool | int | None):
         return value
     if isinstance(value, float):
@@ -308,6 +309,6 @@ def decode_line(line: bytes) -> Json | None:
     """The object of a line; None for half a line."""
     try:
         values = json.loads(line)
-    except ValueError:  # half a line, or bytes that are not UTF-8
+    except (ValueError, RecursionError):  # half a line, or bytes that are not UTF-8, or not ours
         return None
     return values if isinstance(values, dict) else None

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 import msgspec
 
+from offbeat.unicode import well_formed
+
 Json: TypeAlias = dict[str, Any]
 State: TypeAlias = Literal["read", "empty", "missing", "unreadable"]
 
@@ -154,4 +156,4 @@ def short(value: float | None, digits: int = 6) -> float | int | None:
 def text(value: object) -> str:
     """As text that UTF-8 can hold: half a surrogate pair becomes U+FFFD."""
     found = value if isinstance(value, str) else "" if value is None else str(value)
-    return found if found.isascii() else found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return well_formed(found)

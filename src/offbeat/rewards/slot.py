@@ -92,7 +92,7 @@ class Slot:
                 self._idle_deaths = 0
                 return result
         except WorkerDied as died:
-            raise await self._death(died) from died
+            raise self._death(died, call.function) from died
         except CallTimeout as late:
             await self._end(worker)
             raise Trouble(None, f"took longer than the limit and ignored it ({late})") from late
@@ -125,13 +125,19 @@ class Slot:
             if calling.done():
                 return None
 
-    async def _death(self, died: WorkerDied) -> Exception:
+    def _death(self, died: WorkerDied, function: str) -> Exception:
         """The worker ended by itself: because of the sample that it was grading, if there was one."""
         current = self._board.read()
         self._worker = None
         if current is None:
             self._idle_deaths += 1
-            return died if self._idle_deaths >= _IDLE_DEATHS else Trouble(None, f"its worker ended: {died.cause}")
+            if self._idle_deaths < _IDLE_DEATHS:
+                return Trouble(None, f"its worker ended: {died.cause}")
+            cause = (
+                f"{died.cause}; it ended {_IDLE_DEATHS} times in a row between two samples of reward function "
+                f"{function!r}: look at what that leaves behind (threads, closed files, memory)"
+            )
+            return WorkerDied(died.process, cause, died.log_tail)
         self._idle_deaths = 0
         return Trouble(current.index, f"its worker ended: {died.cause}")
 

@@ -66,6 +66,6 @@ def _to_float(value: float) -> float:
 def _seen(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception as error:
+    except BaseException as error:  # SystemExit too
         text = f"(its repr raises {type(error).__name__})"
     return f"{type(value).__name__} {text[:80]}"

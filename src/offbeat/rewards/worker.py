@@ -91,7 +91,7 @@ class RewardWorker:
         outcome = _Outcome([None] * len(call.items), [None] * len(call.items))
         units = _units(call, signature.group)
         if _is_coroutine(function):
-            self._runner.run(self._score_together(function, signature, call.items, units, outcome))
+            self._score_in_loop(function, signature, call.items, units, outcome)
         else:
             for number, unit in enumerate(units):
                 self._score_unit(function, signature, call.items, number, unit, outcome)
@@ -116,7 +116,7 @@ class RewardWorker:
         finally:
             self._board.leave()
 
-    async def _score_together(
+    def _score_in_loop(
         self,
         function: Callable[..., Awaitable[Any]],
         signature: FunctionSignature,
@@ -124,6 +124,26 @@ class RewardWorker:
         units: list[range],
         outcome: _Outcome,
     ) -> None:
+        waiting = set(range(len(units)))
+        try:
+            self._runner.run(self._score_together(function, signature, items, units, outcome, waiting))
+        except (asyncio.CancelledError, RuntimeError) as error:  # RuntimeError: the loop was stopped
+            reason = str(error) or type(error).__name__
+            broken = NotAReward(f"stopped or cancelled what runs beside it in the event loop ({reason})")
+            for number in waiting:
+                outcome.fail(units[number], broken)
+            self._runner = asyncio.Runner()  # the old loop may not run any more, and its tasks may not end
+
+    async def _score_together(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        signature: FunctionSignature,
+        items: tuple[RewardItem, ...],
+        units: list[range],
+        outcome: _Outcome,
+        waiting: set[int],
+    ) -> None:
+        """`waiting`: the places of units that have no outcome yet."""
         places = asyncio.Semaphore(CONCURRENT)
 
         async def one(number: int, unit: range) -> None:
@@ -138,9 +158,13 @@ class RewardWorker:
                 except BaseException as error:  # as above
                     late = OverLimit(f"took longer than rewards.timeout_s = {self._timeout_s:g} s")
                     outcome.fail(unit, late if limit.expired() else error)
+                waiting.discard(number)
                 self._progress.advance()
 
-        await asyncio.gather(*(one(number, unit) for number, unit in enumerate(units)))
+        # A group of tasks, since one that cancels itself when it is done must not end the others.
+        async with asyncio.TaskGroup() as group:
+            for number, unit in enumerate(units):
+                group.create_task(one(number, unit))
 
 
 class _Watched:
@@ -221,15 +245,28 @@ def _text_of(error: BaseException) -> str:
     """Type, message and the innermost line; never raises, whatever the exception's own `__str__` does."""
     try:
         message = str(error)
-    except Exception as inner:
+    except BaseException as inner:  # SystemExit too
         message = f"(no message: its __str__ raises {type(inner).__name__})"
     if isinstance(error, NotAReward | OverLimit):
         text = message
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        frame = _innermost(error)
+        place = f" ({frame.filename}:{frame.lineno})" if frame else ""
         text = f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
     return text[:2000].encode("utf-8", "backslashreplace").decode()
+
+
+def _innermost(error: BaseException) -> traceback.FrameSummary | None:
+    """The line where it was raised, ours aside: that of its cause, when Python made another error of it."""
+    current: BaseException | None = error
+    for _ in range(8):  # causes may lead round in a circle
+        if current is None:
+            return None
+        frames = [frame for frame in traceback.extract_tb(current.__traceback__) if frame.filename != __file__]
+        if frames:
+            return frames[-1]
+        current = current.__cause__ or current.__context__
+    return None
 
 
 def build(context: WorkerContext) -> Mapping[str, Method]:

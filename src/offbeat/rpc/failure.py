@@ -19,7 +19,7 @@ def failure_of(error: BaseException) -> Failure:
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
     try:
         message = str(error)
-    except Exception as inner:
+    except BaseException as inner:  # SystemExit too
         message = f"(no message: its __str__ raised {type(inner).__name__})"
     return Failure(
         type_name=clean(f"{module}{kind.__qualname__}", 200),
@@ -38,7 +38,7 @@ def _traceback(error: BaseException) -> str:
         try:
             stack = "".join(traceback.format_tb(current.__traceback__, limit=-MAX_FRAMES))
             last = "".join(traceback.format_exception_only(current))
-        except Exception as inner:
+        except BaseException as inner:  # SystemExit too
             stack, last = "", f"{type(current).__name__} (cannot be printed: {type(inner).__name__})\n"
         parts.append(f"Traceback (most recent call last):\n{stack}{clean(last, MAX_MESSAGE)}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

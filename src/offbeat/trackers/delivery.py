@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from offbeat.config.tracker_problems import SECRET
 from offbeat.trackers.state import Progress, ProgressFile
 from offbeat.trackers.tracker import COLUMNS, Metrics, Outcome, Row, TrackedRun, Tracker
+from offbeat.unicode import well_formed
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -187,7 +188,7 @@ def table(samples: Sequence[Row], count: int) -> list[Row]:
 def _cut(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    whole = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # no half surrogate pairs
+    whole = well_formed(value)
     return f"{whole[:TEXT_LIMIT]}…" if len(whole) > TEXT_LIMIT else whole
 
 

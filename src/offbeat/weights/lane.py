@@ -105,7 +105,7 @@ class Lane:
         assert job.work is not None
         try:
             value = job.work()
-        except Exception as failure:
+        except Exception as failure:  # the job's own, told where it was asked for
             error = f"{type(failure).__name__}: {failure}"
         with self._changed:
             job.work, job.value, job.error, job.done = None, value, error, True
