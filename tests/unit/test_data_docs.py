@@ -20,7 +20,9 @@ def _blocks(language: str) -> list[str]:
 
 
 def test_every_section_in_the_page_is_a_valid_configuration(tmp_path: Path):
-    for block in _blocks("toml"):
+    blocks = _blocks("toml")
+    assert blocks
+    for block in blocks:
         config = parse_config(
             {"model": "m", "steps": 1, "prompts_per_step": 1, **tomllib.loads(block)}, folder=tmp_path
         )

@@ -190,7 +190,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_pictures_are_well_formed() -> None:
-    for picture in (ROOT / "docs" / "images").glob("*.svg"):
+    pictures = list((ROOT / "docs" / "images").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
         assert xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
@@ -238,6 +240,7 @@ def test_commands_in_the_documents_exist() -> None:
 
     commands = set(getattr(get_command(app), "commands", {}))
     targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    found = 0
     for page in PAGES:
         for block in snippets(page, ""):
             for line in block.splitlines():
@@ -245,6 +248,8 @@ def test_commands_in_the_documents_exist() -> None:
                 if words:
                     known = commands if words[1] == "offbeat" else targets
                     assert words[2] in known, f"{page.relative_to(ROOT)}: {line}"
+                    found += 1
+    assert found > 20, "the pattern finds hardly any"
 
 
 # --- examples -------------------------------------------------------------------------------------------------------

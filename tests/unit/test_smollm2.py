@@ -94,7 +94,9 @@ def test_the_untrained_task_cannot_be_answered_by_repeating_the_question() -> No
 
 def test_the_data_are_what_their_script_makes(tmp_path: Path) -> None:
     load_script(DATA / "make_data.py").write(tmp_path)
-    for path in sorted(DATA.glob("*.jsonl")):
+    paths = sorted(DATA.glob("*.jsonl"))
+    assert len(paths) == len(list(tmp_path.iterdir()))
+    for path in paths:
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), "run: examples/smollm2/make_data.py"
 
 

@@ -56,40 +56,46 @@ def slow_here(config: Config) -> list[str]:
 
 def rows(prepared: Prepared) -> list[tuple[str, str]]:
     """(label, text) of everything but the prompt."""
-    config = prepared.config
+    return [*_size_rows(prepared), *_process_rows(prepared.config), *_data_rows(prepared), *_learning_rows(prepared)]
+
+
+def _size_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """The model, and what it takes of memory and disk."""
+    config, size = prepared.config, figures.size
     shape = read_shape(str(prepared.model.folder), None)
     lengths = _lengths(prepared)
     memory = estimate_memory(config, shape, lengths)
     problem = memory_problem(config, shape, lengths)
-    sampling = prepared.sampling
-    found = [
+    return [
         ("model", f"{prepared.model_name} · {prepared.model.model_type} · {_count(shape.parameters)} parameters"),
-        (
-            "memory",
-            f"about {figures.size(memory.trainer)} for the trainer, {figures.size(memory.engine)} for each engine",
-        ),
+        ("memory", f"about {size(memory.trainer)} for the trainer, {size(memory.engine)} for each engine"),
         *([] if problem is None else [("memory", f"! {problem}")]),
         (
             "disk",
-            f"about {figures.size(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, "
+            f"about {size(checkpoint_bytes(shape))} for a checkpoint · {config.checkpoint.keep_last} are kept, "
             f"and one more while it is saved · {saved_when(config)}",
         ),
-        (
-            "batch",
-            batch_arithmetic(
-                prompts=config.prompts_per_step,
-                samples_per_prompt=config.samples_per_prompt,
-                updates=config.updates_per_step,
-                epochs=config.epochs_per_batch,
-                max_staleness=config.max_staleness,
-            ),
-        ),
-        (
-            "engines",
-            f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype} · weights over "
-            f"{config.weights.backend} on {config.weights.host}",
-        ),
     ]
+
+
+def _process_rows(config: Config) -> list[tuple[str, str]]:
+    """How much a step is, and who does it."""
+    arithmetic = batch_arithmetic(
+        prompts=config.prompts_per_step,
+        samples_per_prompt=config.samples_per_prompt,
+        updates=config.updates_per_step,
+        epochs=config.epochs_per_batch,
+        max_staleness=config.max_staleness,
+    )
+    engines = (
+        f"{config.rollout.replicas} × {config.rollout.engine} · {config.engine_dtype} · weights over "
+        f"{config.weights.backend} on {config.weights.host}"
+    )
+    return [("batch", arithmetic), ("engines", engines)]
+
+
+def _data_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
     for source in prepared.prompts.sources:
         epoch = prepared.prompts.steps_per_epoch[source.name]
         text = f"{source.name}: {len(source.kept):,} rows · {source.dropped} too long · {epoch:.1f} steps per epoch"
@@ -98,26 +104,28 @@ def rows(prepared: Prepared) -> list[tuple[str, str]]:
         asked = f"{len(data.prompts)} prompts × {data.section.samples_per_prompt}"
         asked += f" · {data.source.dropped} too long" if data.source.dropped else ""
         found.append(("eval", f"{data.name}: {asked} · rewards {_rewards(data.rewards)}"))
-    found.append(
+    return found
+
+
+def _learning_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """What is sampled, where it stops, and what is learned from it."""
+    config, sampling, loss = prepared.config, prepared.sampling, prepared.config.loss
+    stops = ", ".join(f"{prepared.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sampling.stop_token_ids)
+    unused = " ".join(f"{key}={value}" for key, value in prepared.model.unused_generation_config.items())
+    return [
         (
             "sample",
             f"temperature {sampling.temperature:g} · top_p {sampling.top_p:g} · top_k {sampling.top_k} · "
             f"min_p {sampling.min_p:g} · at most {sampling.max_new_tokens} new tokens",
-        )
-    )
-    stops = ", ".join(f"{prepared.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sampling.stop_token_ids)
-    unused = " ".join(f"{key}={value}" for key, value in prepared.model.unused_generation_config.items())
-    found.append(("stop", stops + (f" · NOT used of generation_config.json: {unused}" if unused else "")))
-    loss = config.loss
-    found.append(
+        ),
+        ("stop", stops + (f" · NOT used of generation_config.json: {unused}" if unused else "")),
         (
             "recipe",
             f"{config.recipe} · std scaling {'on' if loss.scale_by_std else 'off'} · clip {loss.clip_low:g}/"
             f"{loss.clip_high:g} · dual clip {loss.dual_clip or 'off'} · {loss.aggregation} · lr {config.trainer.lr:g} "
             f"({config.trainer.schedule} after {config.trainer.warmup_steps} updates)",
-        )
-    )
-    return found
+        ),
+    ]
 
 
 def _lengths(prepared: Prepared) -> Lengths:

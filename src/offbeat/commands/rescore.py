@@ -90,29 +90,18 @@ def rescore(
     columns = Columns(sources, changed_rows=changed_rows)
     comparison = Comparison()
 
-    async def main(logs: Path, seen: Callable[[int], object], keep: Callable[[Iterable[Any]], object]) -> None:
-        functions = {name: source.now.rewards for name, source in sources.items()}
-        section = now.rewards.model_copy(update={"max_error_fraction": 1.0})
-        with Interrupt(asyncio.current_task(), lambda _: None).installed():
-            async with Hub(heartbeat_s=now.limits.heartbeat_s) as hub:
-                pool = await RewardPool.start(
-                    hub, section, functions, None, logs, start_s=now.limits.start_s, names=reported_names(now)
-                )
-                try:
-                    chosen = (sample for sample in read_samples(paths, seen, columns.damage) if sample in wanted)
-                    for samples in blocks(chosen, limit):
-                        graded = await _grade(pool, columns, samples)
-                        comparison.add([sample for sample, _ in graded], [score for _, score in graded])
-                        keep(_rescored(sample, score) for sample, score in graded)
-                finally:
-                    await pool.close()
-
     with _written(output) as keep:
         with (
             passing_folder("rescore") as folder,
             progress("scoring samples", sum(path.stat().st_size for path in paths)) as seen,
         ):
-            asyncio.run(main(folder.logs, seen, keep))
+            chosen = (sample for sample in read_samples(paths, seen, columns.damage) if sample in wanted)
+
+            def take(graded: Sequence[tuple[RecordedSample, Score]]) -> None:
+                comparison.add([sample for sample, _ in graded], [score for _, score in graded])
+                keep(_rescored(sample, score) for sample, score in graded)
+
+            asyncio.run(_score_all(now, columns, blocks(chosen, limit), folder.logs, take))
             if not comparison.samples:
                 raise ConfigError(_nothing(target, columns))
         show(report(comparison, columns), out or console())
@@ -255,6 +244,28 @@ def blocks(samples: Iterable[RecordedSample], limit: int | None) -> Iterator[lis
             return
         taken += len(block)
         yield block
+
+
+async def _score_all(
+    config: Config,
+    columns: Columns,
+    steps: Iterable[Sequence[RecordedSample]],
+    logs: Path,
+    take: Callable[[Sequence[tuple[RecordedSample, Score]]], object],
+) -> None:
+    """Starts the reward workers, and ends them whatever happens; `take` gets what they made of each step."""
+    functions = {name: source.now.rewards for name, source in columns.sources.items()}
+    section = config.rewards.model_copy(update={"max_error_fraction": 1.0})
+    with Interrupt(asyncio.current_task(), lambda _: None).installed():
+        async with Hub(heartbeat_s=config.limits.heartbeat_s) as hub:
+            pool = await RewardPool.start(
+                hub, section, functions, None, logs, start_s=config.limits.start_s, names=reported_names(config)
+            )
+            try:
+                for samples in steps:
+                    take(await _grade(pool, columns, samples))
+            finally:
+                await pool.close()
 
 
 async def _grade(
